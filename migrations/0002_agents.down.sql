@@ -1,0 +1,5 @@
+set local lock_timeout = '5s';
+
+alter table agents drop constraint agents_published_fkey;
+drop table agent_versions;
+drop table agents;

@@ -1,0 +1,4 @@
+set local lock_timeout = '5s';
+
+drop table decision_logs;
+drop table prompt_texts;

@@ -1,0 +1,5 @@
+set local lock_timeout = '5s';
+
+alter table await_groups drop constraint await_groups_batch_fkey;
+alter table tasks drop constraint tasks_batch_fkey;
+drop table batch_runs;

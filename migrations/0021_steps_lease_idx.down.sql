@@ -1,0 +1,3 @@
+set local lock_timeout = '5s';
+
+drop index steps_lease_idx;

@@ -1,0 +1,14 @@
+//! Nouns and rules: no I/O, no async, no SQL. Every decision of the service is a function here, tested as a table.
+
+pub mod agent;
+pub mod decision;
+pub mod delegation;
+pub mod grants;
+pub mod history;
+pub mod ids;
+pub mod retry;
+pub mod signal;
+pub mod step;
+pub mod task;
+pub mod task_await;
+pub mod text;

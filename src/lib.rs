@@ -1,0 +1,25 @@
+//! Reconvene runs AI-agent tasks. Its one hard job: an agent hands work to others, holds nothing while they
+//! work, and wakes exactly once with everybody's results. `ARCHITECTURE.md` walks one message through the modules.
+//!
+//! A module imports lower ranks only (`tests/it/layers.rs` enforces it):
+//! 0 `domain`, `config`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`; 2 `roster`, `lifecycle`;
+//! 3 `worker`, `orchestrator`, `api`; 4 `commands`.
+
+pub mod domain;
+pub mod config;
+
+pub mod runtime;
+pub mod postgres;
+pub mod store;
+pub mod llm;
+pub mod prompts;
+pub mod tools;
+
+pub mod roster;
+pub mod lifecycle;
+
+pub mod worker;
+pub mod orchestrator;
+pub mod api;
+
+pub mod commands;
