@@ -24,6 +24,8 @@ create table tasks (
     item_key text,
     last_seq bigint not null default 0, -- the newest seq of the feed
     turn integer not null default 0, -- decide steps written so far
+    news_seq bigint not null default 0, -- the newest item that the model ought to answer
+    seen_seq bigint not null default 0, -- the newest item that its last committed decision had been shown
     decides_left integer not null, -- until iteration_limit; refilled by a user message
     output text,
     error jsonb, -- {"code","message"}

@@ -5,21 +5,21 @@
 //! 0 `domain`, `config`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`; 2 `roster`, `lifecycle`;
 //! 3 `worker`, `orchestrator`, `api`; 4 `commands`.
 
-pub mod domain;
 pub mod config;
+pub mod domain;
 
-pub mod runtime;
-pub mod postgres;
-pub mod store;
 pub mod llm;
+pub mod postgres;
 pub mod prompts;
+pub mod runtime;
+pub mod store;
 pub mod tools;
 
-pub mod roster;
 pub mod lifecycle;
+pub mod roster;
 
-pub mod worker;
-pub mod orchestrator;
 pub mod api;
+pub mod orchestrator;
+pub mod worker;
 
 pub mod commands;

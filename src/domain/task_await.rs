@@ -1,1 +1,166 @@
+//! Awaits, and when a group of them is complete.
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, sqlx::Type)]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum AwaitStatus {
+    Pending,
+    Completed,
+    TimedOut,
+    Skipped,
+    Cancelled,
+    StartFailed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, sqlx::Type)]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum SourceType {
+    ChildTask,
+    UserInput,
+    External,
+    Timer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum GroupStatus {
+    Open,
+    Completed,
+    Skipped,
+    Cancelled,
+}
+
+/// How many awaits of a group must be completed (W-6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    AllRequired,
+    Any,
+    Quorum(i32),
+}
+
+impl AwaitStatus {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Completed => "completed",
+            Self::TimedOut => "timed_out",
+            Self::Skipped => "skipped",
+            Self::Cancelled => "cancelled",
+            Self::StartFailed => "start_failed",
+        }
+    }
+}
+
+impl SourceType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ChildTask => "child_task",
+            Self::UserInput => "user_input",
+            Self::External => "external",
+            Self::Timer => "timer",
+        }
+    }
+}
+
+impl GroupStatus {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Completed => "completed",
+            Self::Skipped => "skipped",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl Strategy {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::AllRequired => "all_required",
+            Self::Any => "any",
+            Self::Quorum(_) => "quorum",
+        }
+    }
+
+    pub fn quorum(self) -> Option<i32> {
+        match self {
+            Self::Quorum(n) => Some(n),
+            Self::AllRequired | Self::Any => None,
+        }
+    }
+
+    /// From the two columns; `None` for what no version of this service writes.
+    pub fn from_columns(strategy: &str, quorum: Option<i32>) -> Option<Self> {
+        match (strategy, quorum) {
+            ("all_required", None) => Some(Self::AllRequired),
+            ("any", None) => Some(Self::Any),
+            ("quorum", Some(n)) => Some(Self::Quorum(n)),
+            _ => None,
+        }
+    }
+}
+
+/// The awaits of a group by state. `completed` are those whose thing happened, as opposed to skipped, timed out, …
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tally {
+    pub total: i32,
+    pub pending: i32,
+    pub completed: i32,
+}
+
+/// Whether a group is complete. Its remaining pending awaits, if any, are then cancelled.
+///
+/// A group without a pending await is always complete: nothing that it waits for can still happen.
+pub fn is_complete(strategy: Strategy, tally: Tally) -> bool {
+    let enough = match strategy {
+        Strategy::AllRequired => tally.total,
+        Strategy::Any => 1,
+        Strategy::Quorum(n) => n,
+    };
+    tally.pending == 0 || tally.completed >= enough
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    // W-6
+    #[test]
+    fn completeness_table() {
+        let t = |total, pending, completed| Tally {
+            total,
+            pending,
+            completed,
+        };
+        for (strategy, tally, complete) in [
+            (Strategy::AllRequired, t(3, 3, 0), false),
+            (Strategy::AllRequired, t(3, 1, 2), false),
+            (Strategy::AllRequired, t(3, 0, 3), true),
+            (Strategy::AllRequired, t(3, 0, 1), true), // two were skipped
+            (Strategy::Any, t(3, 3, 0), false),
+            (Strategy::Any, t(3, 2, 1), true),
+            (Strategy::Any, t(3, 2, 0), false), // one timed out
+            (Strategy::Any, t(3, 0, 0), true),
+            (Strategy::Quorum(2), t(3, 2, 1), false),
+            (Strategy::Quorum(2), t(3, 1, 2), true),
+            (Strategy::Quorum(3), t(3, 0, 2), true),
+        ] {
+            assert_eq!(
+                is_complete(strategy, tally),
+                complete,
+                "{strategy:?} {tally:?}"
+            );
+        }
+    }
+
+    proptest! {
+        // A parent never waits for nothing: whatever the strategy, no pending await means complete.
+        #[test]
+        fn nothing_pending_is_complete(total in 1..50, completed in 0..50, n in 1..50) {
+            let tally = Tally { total, pending: 0, completed: completed.min(total) };
+            for strategy in [Strategy::AllRequired, Strategy::Any, Strategy::Quorum(n.min(total))] {
+                prop_assert!(is_complete(strategy, tally));
+            }
+        }
+    }
+}

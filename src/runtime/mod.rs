@@ -1,0 +1,89 @@
+//! Process lifetime: how loops run and stop, how they are woken, how many small writes become one.
+//!
+//! Nothing here touches the database. `bus.rs` carries the hub's hints between processes.
+
+mod batcher;
+mod hub;
+
+pub use batcher::Batcher;
+pub use hub::{Change, Hub, Outgoing, Watch, Work};
+
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// How a process ends: first `soft` (take nothing new, finish what is held), after the grace `hard` (give back what is
+/// left). Cancelling `hard` also cancels `soft`.
+#[derive(Clone, Debug)]
+pub struct Shutdown {
+    pub hard: CancellationToken,
+    pub soft: CancellationToken,
+}
+
+impl Shutdown {
+    pub fn new() -> Self {
+        let hard = CancellationToken::new();
+        Self {
+            soft: hard.child_token(),
+            hard,
+        }
+    }
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What one round of a loop did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It found nothing to do: wait for a hint or the timer.
+    Idle,
+    /// It handled so many; there may be more.
+    Did(usize),
+}
+
+/// Calls `round` until `stop`: again at once while there is work, else when hinted or after `poll` with jitter
+/// (between 0.5 and 1.0 of it). After an error it waits longer, up to 30 s, and goes on: no error ends a loop.
+pub async fn run_loop<E: std::fmt::Display>(
+    name: &'static str,
+    stop: CancellationToken,
+    poll: Duration,
+    hint: impl AsyncFn(),
+    round: impl AsyncFn() -> Result<Progress, E>,
+) {
+    let mut failures = 0u32;
+    while !stop.is_cancelled() {
+        let pause = match round().await {
+            Ok(Progress::Did(_)) => {
+                failures = 0;
+                continue;
+            }
+            Ok(Progress::Idle) => {
+                failures = 0;
+                poll.mul_f64(0.5 + fastrand::f64() / 2.0)
+            }
+            Err(error) => {
+                failures += 1;
+                let pause = Duration::from_millis(100 << failures.min(8))
+                    .mul_f64(0.5 + fastrand::f64() / 2.0);
+                tracing::warn!(loop_name = name, %error, failures, "loop {name} failed, trying again in {pause:?}: {error}");
+                pause
+            }
+        };
+        // A hint must not shorten the pause after an error, or a database that is away would be asked without end.
+        let hinted = async {
+            match failures {
+                0 => hint().await,
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = hinted => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+    tracing::debug!(loop_name = name, "loop {name} has stopped");
+}
