@@ -122,7 +122,7 @@ pub fn is_complete(strategy: Strategy, tally: Tally) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+    use proptest::prelude::{prop_assert, proptest};
 
     // W-6
     #[test]

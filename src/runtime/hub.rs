@@ -141,7 +141,7 @@ impl Hub {
     }
 
     /// Follows the changes of a task until dropped.
-    pub fn watch(&self, workspace: WorkspaceId, task: TaskId) -> Watch<'_> {
+    pub fn watch(self: &Arc<Self>, task: TaskId) -> Watch {
         let changes = lock(&self.local)
             .entry(task)
             .or_insert_with(|| broadcast::channel(WATCH_BUFFER).0)
