@@ -156,7 +156,7 @@ mod tests {
     proptest! {
         // A parent never waits for nothing: whatever the strategy, no pending await means complete.
         #[test]
-        fn nothing_pending_is_complete(total in 1..50, completed in 0..50, n in 1..50) {
+        fn nothing_pending_is_complete(total in 1..50i32, completed in 0..50i32, n in 1..50i32) {
             let tally = Tally { total, pending: 0, completed: completed.min(total) };
             for strategy in [Strategy::AllRequired, Strategy::Any, Strategy::Quorum(n.min(total))] {
                 prop_assert!(is_complete(strategy, tally));

@@ -59,9 +59,10 @@ impl Title {
             .unwrap_or_else(|| Self("Untitled".into()))
     }
 
-    /// For titles made by code or models, where there is nobody to refuse to.
+    /// The first line that is not blank: for titles made by code or models, where there is nobody to refuse to.
     pub fn from_text(text: &str) -> Self {
-        Self::cut(&text.replace('\0', "\u{2400}")).unwrap_or_else(|| Self("Untitled".into()))
+        let text = text.replace('\0', "\u{2400}");
+        text.lines().find_map(Self::cut).unwrap_or_else(|| Self("Untitled".into()))
     }
 
     pub fn as_str(&self) -> &str {
