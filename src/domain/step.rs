@@ -1,8 +1,12 @@
 //! A step's states, and what identifies one.
 
-use super::ids::{ProcessId, StepId, TaskId, WorkspaceId};
+use super::{
+    ids::{ProcessId, StepId, TaskId, WorkspaceId},
+    task::TaskKey,
+};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum StepStatus {
     Queued,
     Running,
@@ -29,6 +33,16 @@ pub struct IllegalTransition {
 }
 
 impl StepStatus {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
     pub fn next(self, on: On) -> Result<Self, IllegalTransition> {
         use StepStatus::*;
         match (self, on) {
@@ -49,6 +63,24 @@ pub struct StepKey {
     pub task: TaskId,
     pub turn: i32,
     pub ordinal: i32,
+}
+
+impl StepKey {
+    pub fn of(task: TaskKey, turn: i32, ordinal: i32) -> Self {
+        Self {
+            workspace: task.workspace,
+            task: task.task,
+            turn,
+            ordinal,
+        }
+    }
+
+    pub fn task_key(self) -> TaskKey {
+        TaskKey {
+            workspace: self.workspace,
+            task: self.task,
+        }
+    }
 }
 
 /// Proof that this process holds the lease of a step. Every write by a worker names it.

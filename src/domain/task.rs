@@ -3,7 +3,7 @@
 //! The answer depends on what is there (steps, waits, unanswered items), never on which event asked. An event is
 //! only a reason to look, so a repeated or reordered event can not move a task twice.
 
-use super::ids::GroupId;
+use super::ids::{AgentId, GroupId, StepId, TaskId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -121,6 +121,81 @@ impl Failure {
             message: message.into(),
         }
     }
+}
+
+/// Names a task everywhere: the workspace is part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskKey {
+    pub workspace: WorkspaceId,
+    pub task: TaskId,
+}
+
+/// The agent definition that a task runs. Its workspace is another one when the agent is a public one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AgentRef {
+    pub workspace: WorkspaceId,
+    pub agent: AgentId,
+    pub version: i32,
+}
+
+/// The moving parts of a task, read under its lock and written back as a whole.
+#[derive(Clone, Debug)]
+pub struct TaskState {
+    pub key: TaskKey,
+    pub status: TaskStatus,
+    pub deleted: bool,
+    pub is_child: bool,
+    pub stop_generation: i32,
+    pub priority: i16,
+    /// The newest `seq` of the feed.
+    pub last_seq: i64,
+    /// The newest item that the model ought to answer.
+    pub news_seq: i64,
+    /// The newest item that the last committed decision had been shown.
+    pub seen_seq: i64,
+    /// Decide steps written so far; the turn that is under way.
+    pub turn: i32,
+    pub decides_left: i32,
+    /// Set with a terminal status.
+    pub output: Option<String>,
+    /// Set with a terminal status.
+    pub failure: Option<Failure>,
+}
+
+impl TaskState {
+    /// The next `seq` of the feed.
+    pub fn take_seq(&mut self) -> i64 {
+        self.last_seq += 1;
+        self.last_seq
+    }
+
+    pub fn has_news(&self) -> bool {
+        self.news_seq > self.seen_seq
+    }
+}
+
+/// A task at its creation.
+#[derive(Clone, Debug)]
+pub struct NewTask {
+    pub key: TaskKey,
+    pub agent: AgentRef,
+    pub max_iterations: i32,
+    pub title: String,
+    pub metadata: serde_json::Value,
+    pub priority: i16,
+    /// `None` at the top level.
+    pub parent: Option<ParentRef>,
+}
+
+/// Where a child hangs: taken from the parent's row, never from arguments.
+#[derive(Clone, Copy, Debug)]
+pub struct ParentRef {
+    pub root: TaskId,
+    pub task: TaskId,
+    pub step: StepId,
+    /// Place among the children of the call, from 0.
+    pub ordinal: i32,
+    pub depth: i32,
 }
 
 /// What is known of a task when the orchestrator looks at it, under the task's lock.

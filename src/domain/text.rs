@@ -62,7 +62,9 @@ impl Title {
     /// The first line that is not blank: for titles made by code or models, where there is nobody to refuse to.
     pub fn from_text(text: &str) -> Self {
         let text = text.replace('\0', "\u{2400}");
-        text.lines().find_map(Self::cut).unwrap_or_else(|| Self("Untitled".into()))
+        text.lines()
+            .find_map(Self::cut)
+            .unwrap_or_else(|| Self("Untitled".into()))
     }
 
     pub fn as_str(&self) -> &str {

@@ -1,29 +1,115 @@
+//! Stops a task, alone or with everything beneath it (T-30 to T-33).
+//!
+//! The tree is locked, parents first, and looked at again until nobody new has appeared: a child can only be made under
+//! its parent's lock, so a spawn either came before and is stopped, or finds its parent stopped and is refused. Waits
+//! are cancelled before tasks end, so no stop wakes a parent inside the tree; a parent outside gets its signal.
+
+use super::{announce, complete_awaits::cancel_awaits, finish};
 use crate::{
     domain::{
         ids::{TaskId, WorkspaceId},
-        task::TaskStatus,
+        task::{TaskKey, TaskState, TaskStatus},
+        task_await::AwaitStatus,
     },
     runtime::Hub,
-    store,
+    store::{
+        self,
+        awaits::Settlement,
+        changes::{Changes, TaskChange},
+    },
 };
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
+use std::collections::BTreeMap;
 
+/// What a stop did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopReceipt {
     /// Of the named task, after the stop.
     pub status: TaskStatus,
     /// Tasks that this call stopped.
     pub stopped: u32,
-    /// Active tasks left in the stopped tree: always 0.
+    /// Tasks of the stopped set that are still active: 0, counted after the fact.
     pub left_alive: u32,
 }
 
+/// Stops the task and, with `subtasks`, every active descendant. Again on a stopped tree it changes nothing. `None`
+/// when there is no such task.
 pub async fn stop(
-    _pool: &PgPool,
-    _hub: &Hub,
-    _workspace: WorkspaceId,
-    _task: TaskId,
-    _subtasks: bool,
+    pool: &PgPool,
+    hub: &Hub,
+    workspace: WorkspaceId,
+    task: TaskId,
+    subtasks: bool,
 ) -> Result<Option<StopReceipt>, store::Error> {
-    Ok(None)
+    let root = TaskKey { workspace, task };
+    let result = store::retry_conflicts!(async {
+        let mut tx = pool.begin().await?;
+        let Some(locked) = lock_tree(&mut tx, root, subtasks).await? else {
+            return Ok(None);
+        };
+        let mut changes = Changes::default();
+        let active: Vec<&TaskState> = locked
+            .values()
+            .filter(|t| !t.status.is_terminal())
+            .collect();
+        let keys: Vec<TaskKey> = active.iter().map(|t| t.key).collect();
+        let waits = store::awaits::pending_of_tasks(&mut tx, &keys, None).await?;
+        let waits: Vec<Settlement> = waits
+            .into_iter()
+            .map(|(_, a)| Settlement {
+                workspace: a.workspace,
+                group: a.group,
+                ordinal: a.ordinal,
+                to: AwaitStatus::Cancelled,
+            })
+            .collect();
+        cancel_awaits(&mut tx, &waits).await?;
+        store::steps::cancel_of_tasks(&mut tx, &keys).await?;
+        for state in active {
+            let mut task = TaskChange::of(state.clone());
+            task.state.stop_generation += 1;
+            finish::end(&mut changes, &mut task, finish::End::Stopped)?;
+            changes.tasks.push(task);
+        }
+        store::changes::apply(&mut tx, &changes).await?;
+        let left_alive = store::tasks::stoppable(&mut tx, root, subtasks)
+            .await?
+            .map_or(0, |t| t.len());
+        let status = store::tasks::statuses(&mut tx, &[root]).await?;
+        tx.commit().await?;
+        let receipt = StopReceipt {
+            status: status.first().map_or(TaskStatus::Stopped, |s| s.1),
+            stopped: changes.tasks.len() as u32,
+            left_alive: left_alive as u32,
+        };
+        Ok(Some((receipt, changes)))
+    })?;
+    Ok(result.map(|(receipt, changes)| {
+        hub.tasks_stopped(changes.tasks.iter().map(|t| t.state.key.task));
+        announce(hub, &changes);
+        receipt
+    }))
+}
+
+async fn lock_tree(
+    conn: &mut PgConnection,
+    root: TaskKey,
+    subtasks: bool,
+) -> Result<Option<BTreeMap<TaskKey, TaskState>>, store::Error> {
+    let mut locked: BTreeMap<TaskKey, TaskState> = BTreeMap::new();
+    loop {
+        let Some(found) = store::tasks::stoppable(conn, root, subtasks).await? else {
+            return Ok(None);
+        };
+        let new: Vec<TaskKey> = found
+            .into_iter()
+            .filter(|k| !locked.contains_key(k))
+            .collect();
+        if new.is_empty() {
+            return Ok(Some(locked));
+        }
+        for state in store::tasks::lock(conn, &new).await? {
+            locked.insert(state.key, state);
+        }
+    }
 }

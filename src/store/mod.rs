@@ -1,11 +1,32 @@
 //! All SQL. Rows go in and out as domain types; no rule is decided here, every write carries its guard.
 
+pub mod awaits;
+pub mod changes;
+pub mod events;
+pub mod idempotency;
+pub mod items;
+pub mod prompts;
+pub mod signals;
+pub mod steps;
+pub mod tasks;
+
 use std::time::Duration;
+
+/// One column of a batch, as `unnest` wants it.
+fn column<T, R>(rows: impl IntoIterator<Item = T>, value: impl FnMut(T) -> R) -> Vec<R> {
+    rows.into_iter().map(value).collect()
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the database refused or failed")]
     Db(#[from] sqlx::Error),
+    /// A guarded write met a row that is not as the decision saw it. Roll back and decide anew.
+    #[error("a row has changed since it was read")]
+    Raced,
+    /// The decision asked for a move that the task can not make: a bug, and nothing was written.
+    #[error(transparent)]
+    Illegal(#[from] crate::domain::task::IllegalTransition),
     /// A row that no version of this service writes.
     #[error("unexpected data in {table}: {reason}")]
     Corrupt { table: &'static str, reason: String },
@@ -27,39 +48,53 @@ impl Error {
                 | sqlx::Error::WorkerCrashed
                 | sqlx::Error::Protocol(_),
             ) => true,
-            Self::Db(_) | Self::Corrupt { .. } => false,
+            Self::Db(_) | Self::Raced | Self::Illegal(_) | Self::Corrupt { .. } => false,
         }
     }
 
-    /// Deadlock or serialization failure: nothing was written, the same transaction may be tried again (W-8).
+    /// Deadlock, serialization failure or lost race: nothing was written, the same transaction may be tried again (W-8).
     pub fn is_conflict(&self) -> bool {
-        matches!(self, Self::Db(sqlx::Error::Database(e)) if e.code().is_some_and(|c| c == "40P01" || c == "40001"))
+        match self {
+            Self::Db(sqlx::Error::Database(e)) => {
+                e.code().is_some_and(|c| c == "40P01" || c == "40001")
+            }
+            Self::Raced => true,
+            Self::Db(_) | Self::Illegal(_) | Self::Corrupt { .. } => false,
+        }
     }
 
     /// The constraint that refused the write, if one did.
     pub fn constraint(&self) -> Option<&str> {
         match self {
             Self::Db(sqlx::Error::Database(e)) => e.constraint(),
-            Self::Db(_) | Self::Corrupt { .. } => None,
+            Self::Db(_) | Self::Raced | Self::Illegal(_) | Self::Corrupt { .. } => None,
         }
     }
 }
 
-/// How often a transaction that met a deadlock is tried.
-const CONFLICT_TRIES: u32 = 5;
+/// How often a transaction that met a conflict is tried.
+pub const CONFLICT_TRIES: u32 = 5;
 
-/// Runs `transaction` again while it meets deadlocks or serialization failures, so that no user sees one (W-8).
-pub async fn retry_conflicts<T>(
-    transaction: impl AsyncFn() -> Result<T, Error>,
-) -> Result<T, Error> {
-    let mut tries = 1;
-    loop {
-        match transaction().await {
-            Err(error) if error.is_conflict() && tries < CONFLICT_TRIES => {
-                tries += 1;
-                tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
+/// A short random pause, so that two transactions that met do not meet again.
+pub async fn pause_after_conflict() {
+    tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
+}
+
+/// Evaluates a transaction, given as an `async` block, again while it meets deadlocks, serialization failures or lost
+/// races, so that no user sees one (W-8).
+macro_rules! retry_conflicts {
+    ($transaction:expr) => {{
+        let mut tries = 1;
+        loop {
+            let result: Result<_, $crate::store::Error> = $transaction.await;
+            match result {
+                Err(error) if error.is_conflict() && tries < $crate::store::CONFLICT_TRIES => {
+                    tries += 1;
+                    $crate::store::pause_after_conflict().await;
+                }
+                result => break result,
             }
-            result => return result,
         }
-    }
+    }};
 }
+pub(crate) use retry_conflicts;

@@ -1,0 +1,424 @@
+//! Commits what workers have done: a model's decision, the result of a tool call, a failure.
+//!
+//! Many workers' results are written in one transaction. Each is fenced by its claim: a result of an attempt that no
+//! longer holds its step is dropped, and nothing of it remains (T-11).
+
+use super::{Draft, announce, event, finish, is_live};
+use crate::{
+    domain::{
+        decision::{Decision, ToolCall, Usage},
+        ids::{StepId, WorkspaceId},
+        step::{Claim, StepKey, StepStatus},
+        task::{Failure, TaskKey, TaskState},
+    },
+    runtime::{Batcher, Hub},
+    store::{
+        self,
+        changes::{
+            Call, Changes, DecisionLog, EndedStep, EventKind, ItemKind, NewStep, TaskChange,
+        },
+        steps::StepState,
+    },
+};
+use serde_json::{Value, json};
+use sqlx::PgPool;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// One result of a held step.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    pub claim: Claim,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// The model has answered a decide step.
+    Decided(Box<Decided>),
+    /// A tool call has a result.
+    Called(Box<Called>),
+    /// The step can not be done; the task fails with it.
+    Failed {
+        failure: Failure,
+        model: Option<String>,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct Decided {
+    pub decision: Decision,
+    pub prompt: Arc<PromptRecord>,
+    /// The newest item that the model was shown.
+    pub seen_seq: i64,
+    pub model: String,
+    pub latency_ms: i32,
+    pub retries: i32,
+}
+
+/// The system prompt and tools as sent, under their SHA-256.
+#[derive(Debug)]
+pub struct PromptRecord {
+    pub hash: [u8; 32],
+    pub sections: Value,
+}
+
+#[derive(Clone, Debug)]
+pub struct Called {
+    pub call: Call,
+    pub result: String,
+    pub is_error: bool,
+    /// Children that this call has made; they start with its result (D-20).
+    pub start: Vec<TaskKey>,
+    /// The call after this one in the turn.
+    pub next: Option<Call>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Committed {
+    /// Done; `Some`: the worker now holds the next call of the turn.
+    Done(Option<Claim>),
+    /// The claim no longer holds: drop the work.
+    Stale,
+}
+
+/// Writes results in batches. Cheap to clone.
+#[derive(Clone)]
+pub struct Checkpointer {
+    batcher: Batcher<Commit, Result<Committed, Arc<store::Error>>>,
+}
+
+impl Checkpointer {
+    /// At most `batch` results per transaction. `lease_secs` is the lease of calls that are started.
+    pub fn start(pool: PgPool, hub: Arc<Hub>, lease_secs: u32, batch: usize) -> Self {
+        let known = Arc::new(Mutex::new(HashSet::new()));
+        let batcher = Batcher::start(batch, 1, move |commits: Vec<Commit>| {
+            let (pool, hub, known) = (pool.clone(), hub.clone(), known.clone());
+            async move { commit_each(&pool, &hub, &known, lease_secs, commits).await }
+        });
+        Self { batcher }
+    }
+
+    /// Commits one result. `Stale` is a normal answer.
+    pub async fn commit(&self, commit: Commit) -> Result<Committed, Arc<store::Error>> {
+        let lost = || Err(Arc::new(store::Error::Db(sqlx::Error::WorkerCrashed)));
+        self.batcher.submit(commit).await.unwrap_or_else(lost)
+    }
+}
+
+type KnownPrompts = Mutex<HashSet<(WorkspaceId, [u8; 32])>>;
+
+/// Commits all results together; if the database refuses that, each by itself, so that one bad result harms no other.
+async fn commit_each(
+    pool: &PgPool,
+    hub: &Hub,
+    known: &KnownPrompts,
+    lease_secs: u32,
+    commits: Vec<Commit>,
+) -> Vec<Result<Committed, Arc<store::Error>>> {
+    match commit_batch(pool, hub, known, lease_secs, &commits).await {
+        Ok(done) => done.into_iter().map(Ok).collect(),
+        Err(error) if commits.len() == 1 || error.is_unavailable() => {
+            let error = Arc::new(error);
+            commits.iter().map(|_| Err(error.clone())).collect()
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a batch of {} results was refused, committing one by one", commits.len());
+            let mut results = Vec::with_capacity(commits.len());
+            for commit in commits {
+                let one = commit_batch(pool, hub, known, lease_secs, &[commit]).await;
+                results.push(one.map(|mut d| d.remove(0)).map_err(Arc::new));
+            }
+            results
+        }
+    }
+}
+
+async fn commit_batch(
+    pool: &PgPool,
+    hub: &Hub,
+    known: &KnownPrompts,
+    lease_secs: u32,
+    commits: &[Commit],
+) -> Result<Vec<Committed>, store::Error> {
+    let new_prompts = unknown_prompts(known, commits);
+    let (done, changes) = store::retry_conflicts!(async {
+        let mut tx = pool.begin().await?;
+        let keys: Vec<TaskKey> = commits.iter().map(|c| c.claim.key.task_key()).collect();
+        let steps: Vec<StepKey> = commits.iter().map(|c| c.claim.key).collect();
+        let mut tasks: HashMap<TaskKey, TaskState> = store::tasks::lock(&mut tx, &keys)
+            .await?
+            .into_iter()
+            .map(|t| (t.key, t))
+            .collect();
+        let steps: HashMap<StepKey, StepState> = store::steps::lock(&mut tx, &steps)
+            .await?
+            .into_iter()
+            .map(|s| (s.key, s))
+            .collect();
+        let mut changes = Changes::default();
+        let mut done = Vec::with_capacity(commits.len());
+        for Commit { claim, outcome } in commits {
+            let held = steps
+                .get(&claim.key)
+                .is_some_and(|s| s.status == StepStatus::Running && s.attempt == claim.attempt);
+            // A task has one active step, so each is met once; a second result for it finds it gone.
+            let task = tasks
+                .remove(&claim.key.task_key())
+                .filter(|t| held && is_live(t, claim));
+            let Some(state) = task else {
+                done.push(Committed::Stale);
+                continue;
+            };
+            let mut task = TaskChange::of(state);
+            done.push(Committed::Done(write(
+                &mut changes,
+                &mut task,
+                claim,
+                outcome,
+                lease_secs,
+            )?));
+            changes.tasks.push(task);
+        }
+        if !new_prompts.is_empty() {
+            store::prompts::keep(&mut tx, &new_prompts).await?;
+        }
+        store::changes::apply(&mut tx, &changes).await?;
+        tx.commit().await?;
+        Ok((done, changes))
+    })?;
+    remember(known, &new_prompts);
+    announce(hub, &changes);
+    for (commit, _) in commits
+        .iter()
+        .zip(&done)
+        .filter(|(_, d)| **d == Committed::Stale)
+    {
+        let claim = &commit.claim;
+        tracing::info!(task.id = %claim.key.task, step.id = %claim.step, attempt = claim.attempt,
+            "dropped a late result of step {}: attempt {} no longer holds it", claim.step, claim.attempt);
+    }
+    Ok(done)
+}
+
+/// Adds one result to `changes`; returns the claim of the next call.
+fn write(
+    changes: &mut Changes,
+    task: &mut TaskChange,
+    claim: &Claim,
+    outcome: &Outcome,
+    lease_secs: u32,
+) -> Result<Option<Claim>, store::Error> {
+    match outcome {
+        Outcome::Decided(decided) => write_decision(changes, task, claim, decided, lease_secs),
+        Outcome::Called(called) => Ok(write_result(changes, task, claim, called, lease_secs)),
+        Outcome::Failed { failure, model } => {
+            changes.ended_steps.push(EndedStep {
+                model: model.clone(),
+                error: Some(failure.message.clone()),
+                ..ended(claim, StepStatus::Failed)
+            });
+            finish::end(changes, task, finish::End::Failed(failure.clone()))?;
+            Ok(None)
+        }
+    }
+}
+
+fn write_decision(
+    changes: &mut Changes,
+    task: &mut TaskChange,
+    claim: &Claim,
+    decided: &Decided,
+    lease_secs: u32,
+) -> Result<Option<Claim>, store::Error> {
+    let Decision { text, calls, usage } = &decided.decision;
+    let key = task.state.key;
+    let turn = claim.key.turn;
+    changes.ended_steps.push(EndedStep {
+        model: Some(decided.model.clone()),
+        usage: Some(*usage),
+        ..ended(claim, StepStatus::Completed)
+    });
+    changes.logs.push(DecisionLog {
+        task: key,
+        turn,
+        prompt_hash: decided.prompt.hash,
+        seen_seq: decided.seen_seq,
+        model: decided.model.clone(),
+        answer: log_answer(calls, usage),
+        latency_ms: decided.latency_ms,
+        retries: decided.retries,
+    });
+    let message = Draft {
+        turn: Some(turn),
+        seen_seq: Some(decided.seen_seq),
+        data: (!calls.is_empty()).then(|| json!({"calls": calls})),
+        ..Draft::new(ItemKind::AssistantMessage)
+    };
+    task.add_item(changes, message.text(text));
+    task.state.seen_seq = decided.seen_seq;
+    if let Some(first) = calls.first() {
+        return Ok(Some(start_call(
+            changes,
+            task,
+            claim,
+            &as_call(first),
+            1,
+            lease_secs,
+        )));
+    }
+    if task.state.has_news() {
+        // Somebody wrote while the model was answering: it is asked again (T-4, H-44).
+        changes.events.push(event(key, EventKind::TurnCommitted));
+    } else {
+        finish::end(changes, task, finish::End::Completed(text.clone()))?;
+    }
+    Ok(None)
+}
+
+fn write_result(
+    changes: &mut Changes,
+    task: &mut TaskChange,
+    claim: &Claim,
+    called: &Called,
+    lease_secs: u32,
+) -> Option<Claim> {
+    let Called {
+        call,
+        result,
+        is_error,
+        start,
+        next,
+    } = called;
+    changes.ended_steps.push(EndedStep {
+        result: Some(result.clone()),
+        is_error: Some(*is_error),
+        ..ended(claim, StepStatus::Completed)
+    });
+    let item = Draft {
+        turn: Some(claim.key.turn),
+        ..Draft::new(ItemKind::ToolResult)
+    };
+    let data = json!({"ordinal": claim.key.ordinal, "call_id": call.call_id, "name": call.tool, "is_error": is_error});
+    task.state.news_seq = task.add_item(changes, item.text(result).data(data));
+    changes.events.extend(
+        start
+            .iter()
+            .map(|child| event(*child, EventKind::NewMessage)),
+    );
+    match next {
+        Some(next) => Some(start_call(
+            changes,
+            task,
+            claim,
+            next,
+            claim.key.ordinal + 1,
+            lease_secs,
+        )),
+        None => {
+            changes
+                .events
+                .push(event(task.state.key, EventKind::TurnCommitted));
+            None
+        }
+    }
+}
+
+/// Starts a call on the worker that holds the turn: its step is written as running.
+fn start_call(
+    changes: &mut Changes,
+    task: &mut TaskChange,
+    claim: &Claim,
+    call: &Call,
+    ordinal: i32,
+    lease_secs: u32,
+) -> Claim {
+    let key = StepKey::of(task.state.key, claim.key.turn, ordinal);
+    let id = StepId::new();
+    let item = Draft {
+        turn: Some(claim.key.turn),
+        ..Draft::new(ItemKind::ToolCall)
+    };
+    let data =
+        json!({"step_id": id, "ordinal": ordinal, "call_id": call.call_id, "name": call.tool});
+    task.add_item(changes, item.data(data));
+    changes.new_steps.push(NewStep {
+        key,
+        id,
+        stop_generation: claim.stop_generation,
+        priority: task.state.priority,
+        call: Some(call.clone()),
+        held_by: Some((claim.worker, lease_secs)),
+    });
+    Claim {
+        key,
+        step: id,
+        attempt: 1,
+        worker: claim.worker,
+        stop_generation: claim.stop_generation,
+    }
+}
+
+fn ended(claim: &Claim, status: StepStatus) -> EndedStep {
+    EndedStep {
+        key: claim.key,
+        attempt: claim.attempt,
+        status,
+        result: None,
+        is_error: None,
+        model: None,
+        usage: None,
+        error: None,
+    }
+}
+
+/// The call as its step keeps it.
+pub fn as_call(call: &ToolCall) -> Call {
+    Call {
+        call_id: call.id.clone(),
+        tool: call.name.clone(),
+        arguments: call.arguments.clone(),
+    }
+}
+
+/// What the log adds to the feed, which has the text and the calls.
+fn log_answer(calls: &[ToolCall], usage: &Usage) -> Value {
+    let names: Vec<&str> = calls.iter().map(|c| c.name.as_str()).collect();
+    json!({"calls": names, "usage": usage})
+}
+
+/// So many prompts are remembered as stored; past that the memory starts anew.
+const KNOWN_PROMPTS_MAX: usize = 10_000;
+
+fn unknown_prompts(
+    known: &KnownPrompts,
+    commits: &[Commit],
+) -> Vec<(WorkspaceId, [u8; 32], Value)> {
+    let known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut new = HashMap::new();
+    for commit in commits {
+        if let Outcome::Decided(decided) = &commit.outcome {
+            let id = (commit.claim.key.workspace, decided.prompt.hash);
+            if !known.contains(&id) {
+                new.entry(id)
+                    .or_insert_with(|| decided.prompt.sections.clone());
+            }
+        }
+    }
+    let mut new: Vec<_> = new
+        .into_iter()
+        .map(|((w, hash), sections)| (w, hash, sections))
+        .collect();
+    new.sort_by_key(|n| (n.0, n.1));
+    new
+}
+
+fn remember(known: &KnownPrompts, new: &[(WorkspaceId, [u8; 32], Value)]) {
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    if known.len() > KNOWN_PROMPTS_MAX {
+        known.clear();
+    }
+    known.extend(new.iter().map(|(workspace, hash, _)| (*workspace, *hash)));
+}

@@ -1,0 +1,190 @@
+//! Makes the children of a `delegate_tasks` call, and the awaits for them, in one transaction (D-20).
+//!
+//! Nothing is started here: the children's events are written with the call's result (`checkpoint`), after this
+//! transaction has committed. So a child can not end before its await exists, and a call that runs again after a crash
+//! finds either nothing or everything, and starts nothing twice (D-26).
+
+use super::{Draft, TaskChange, lock_claimed};
+use crate::{
+    domain::{
+        delegation::{Mode, Plan, Refusal, Started, check_targets},
+        ids::{AgentId, GroupId, ItemId, TaskId},
+        step::Claim,
+        task::{NewTask, ParentRef, TaskKey},
+        task_await::{SourceType, Strategy},
+    },
+    store::{
+        self,
+        awaits::NewGroup,
+        changes::{Changes, ItemKind},
+        tasks::{Target, TaskFacts},
+    },
+};
+use serde_json::{Value, json};
+use sqlx::{PgConnection, PgPool};
+use std::collections::{BTreeSet, HashMap};
+
+#[derive(Debug)]
+pub enum Delegated {
+    /// The children exist. `None`: nobody waits for them.
+    Made {
+        group: Option<GroupId>,
+        children: Vec<Started>,
+    },
+    /// Nothing was created, for a reason that the model is told.
+    Refused(Refusal),
+    /// The claim no longer holds.
+    Stale,
+}
+
+/// Makes all children of the plan, or adopts those that an earlier attempt of this call has made.
+pub async fn delegate(
+    pool: &PgPool,
+    claim: &Claim,
+    plan: &Plan,
+) -> Result<Delegated, store::Error> {
+    store::retry_conflicts!(async {
+        let mut tx = pool.begin().await?;
+        let Some(parent) = lock_claimed(&mut tx, claim).await? else {
+            return Ok(Delegated::Stale);
+        };
+        let made = store::tasks::children_of_step(&mut tx, parent.state.key, claim.step).await?;
+        if !made.is_empty() {
+            let group = store::awaits::group_of_step(&mut tx, parent.state.key, claim.step).await?;
+            let children = made
+                .into_iter()
+                .map(|c| Started {
+                    task: c.task,
+                    title: c.title,
+                    agent: c.agent,
+                })
+                .collect();
+            return Ok(Delegated::Made { group, children });
+        }
+        let Some(facts) = store::tasks::facts(&mut tx, &[parent.state.key])
+            .await?
+            .pop()
+        else {
+            return Ok(Delegated::Stale);
+        };
+        let targets = match targets(&mut tx, &facts, plan).await? {
+            Ok(targets) => targets,
+            Err(refusal) => return Ok(Delegated::Refused(refusal)),
+        };
+        let delegated = make(&mut tx, claim, parent, &facts, plan, &targets).await?;
+        tx.commit().await?;
+        Ok(delegated)
+    })
+}
+
+/// The plan's targets, looked up on the server: nothing that the model writes can widen the set.
+async fn targets(
+    conn: &mut PgConnection,
+    facts: &TaskFacts,
+    plan: &Plan,
+) -> Result<Result<HashMap<AgentId, Target>, Refusal>, store::Error> {
+    let ids: BTreeSet<AgentId> = plan.children.iter().map(|c| c.agent).collect();
+    let requests: Vec<_> = ids
+        .iter()
+        .map(|id| (facts.key.workspace, Some(*id)))
+        .collect();
+    let found = store::tasks::resolve_agents(conn, &requests).await?;
+    let targets: HashMap<AgentId, Target> = ids
+        .into_iter()
+        .zip(found)
+        .filter_map(|(id, target)| Some((id, target?)))
+        .collect();
+    let allowed = targets.keys().copied().collect();
+    Ok(check_targets(plan, &allowed).map(|()| targets))
+}
+
+async fn make(
+    conn: &mut PgConnection,
+    claim: &Claim,
+    mut parent: TaskChange,
+    facts: &TaskFacts,
+    plan: &Plan,
+    targets: &HashMap<AgentId, Target>,
+) -> Result<Delegated, store::Error> {
+    let workspace = facts.key.workspace;
+    let metadata = inherited(&facts.metadata);
+    let mut new = Vec::with_capacity(plan.children.len());
+    for (ordinal, child) in (0..).zip(&plan.children) {
+        // check_targets has seen to it that each is there
+        let Some(target) = targets.get(&child.agent) else {
+            continue;
+        };
+        new.push(NewTask {
+            key: TaskKey {
+                workspace,
+                task: TaskId::new(),
+            },
+            agent: target.agent,
+            max_iterations: target.max_iterations,
+            title: child.title.as_str().to_owned(),
+            metadata: metadata.clone(),
+            priority: facts.priority,
+            parent: Some(ParentRef {
+                root: facts.root,
+                task: facts.key.task,
+                step: claim.step,
+                ordinal,
+                depth: facts.depth + 1,
+            }),
+        });
+    }
+    store::tasks::insert(conn, &new).await?;
+    let messages: Vec<_> = new
+        .iter()
+        .zip(&plan.children)
+        .map(|(t, c)| (t.key, ItemId::new(), c.prompt.as_str()))
+        .collect();
+    store::items::insert_first_messages(conn, &messages).await?;
+    let group = match plan.mode {
+        Mode::Async => None,
+        Mode::Barrier { window_seconds } => {
+            let group = NewGroup {
+                id: GroupId::new(),
+                task: facts.key,
+                step: claim.step,
+                source_type: SourceType::ChildTask,
+                strategy: Strategy::AllRequired,
+                window_seconds: Some(window_seconds),
+                correlation_keys: new.iter().map(|t| t.key.task.to_string()).collect(),
+            };
+            store::awaits::insert_group(conn, &group).await?;
+            Some(group.id)
+        }
+    };
+    let mut changes = Changes::default();
+    let card = json!({
+        "step_id": claim.step,
+        "group_id": group.map(|g| g.to_string()).unwrap_or_default(),
+        "mode": if group.is_some() { "barrier" } else { "async" },
+        "total": new.len(),
+    });
+    let item = Draft {
+        turn: Some(claim.key.turn),
+        ..Draft::new(ItemKind::Delegation)
+    };
+    parent.add_item(&mut changes, item.data(card));
+    changes.tasks.push(parent);
+    store::changes::apply(conn, &changes).await?;
+    let children = new
+        .into_iter()
+        .map(|t| Started {
+            task: t.key.task,
+            title: t.title,
+            agent: t.agent.agent,
+        })
+        .collect();
+    Ok(Delegated::Made { group, children })
+}
+
+/// What a child takes over: a ban on delegating holds for everything beneath the task that carries it (T-9, D-54).
+fn inherited(metadata: &Value) -> Value {
+    match metadata.get("disable_delegation") {
+        Some(Value::Bool(true)) => json!({"disable_delegation": true}),
+        _ => json!({}),
+    }
+}

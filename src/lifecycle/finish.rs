@@ -1,0 +1,45 @@
+//! "A task has ended": its terminal state and, for a child, the signal that tells of it. Whoever ends a task does it
+//! through here, so that both are always one transaction (W-1).
+
+use super::Draft;
+use crate::{
+    domain::{
+        task::{Failure, IllegalTransition, On},
+        task_await::SourceType,
+    },
+    store::changes::{Changes, NewSignal, TaskChange},
+};
+
+pub(super) enum End {
+    Completed(String),
+    Failed(Failure),
+    Stopped,
+}
+
+/// Ends the task. An error means that it is not in a state that can end so; nothing was changed.
+pub(super) fn end(
+    changes: &mut Changes,
+    task: &mut TaskChange,
+    end: End,
+) -> Result<(), IllegalTransition> {
+    let on = match end {
+        End::Completed(_) => On::Complete,
+        End::Failed(_) => On::Fail,
+        End::Stopped => On::Stop,
+    };
+    task.state.status = task.state.status.next(on)?;
+    match end {
+        End::Completed(output) => task.state.output = Some(output),
+        End::Failed(failure) => task.state.failure = Some(failure),
+        End::Stopped => {}
+    }
+    task.add_item(changes, Draft::status(task.state.status));
+    if task.state.is_child {
+        changes.signals.push(NewSignal {
+            workspace: task.state.key.workspace,
+            source_type: SourceType::ChildTask,
+            key: task.state.key.task.to_string(),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,417 @@
+//! Rows of `await_groups` and `awaits`. Settling is driven by `lifecycle::complete_awaits` alone.
+
+use super::{Error, changes::EventKind, column};
+use crate::domain::{
+    delegation::{Outcome, Report},
+    ids::{GroupId, StepId, TaskId, WorkspaceId},
+    task::{Failure, TaskKey, TaskStatus},
+    task_await::{AwaitStatus, GroupStatus, SourceType, Strategy, Tally},
+};
+use sqlx::{PgConnection, types::Json};
+
+#[derive(Clone, Debug)]
+pub struct NewGroup {
+    pub id: GroupId,
+    pub task: TaskKey,
+    pub step: StepId,
+    pub source_type: SourceType,
+    pub strategy: Strategy,
+    /// Length of one liveness window; `None`: no due time.
+    pub window_seconds: Option<i32>,
+    /// What each await waits for, in order.
+    pub correlation_keys: Vec<String>,
+}
+
+/// Inserts a group and its awaits.
+pub async fn insert_group(conn: &mut PgConnection, group: &NewGroup) -> Result<(), Error> {
+    let total = group.correlation_keys.len() as i32;
+    sqlx::query!(
+        r#"
+        with new_group as (
+            insert into await_groups (workspace_id, id, task_id, step_id, source_type, strategy, quorum, total, pending,
+                window_seconds)
+            values ($1, $2, $3, $4, $5, $6, $7, $8, $8, $9)
+        )
+        insert into awaits (workspace_id, group_id, ordinal, source_type, correlation_key, scheduled_resume_at)
+        select $1, $2, c.n - 1, $5, c.key, now() + make_interval(secs => $9::integer)
+        from unnest($10::text[]) with ordinality as c (key, n)
+        "#,
+        group.task.workspace.0,
+        group.id.0,
+        group.task.task.0,
+        group.step.0,
+        group.source_type.as_str(),
+        group.strategy.as_str(),
+        group.strategy.quorum(),
+        total,
+        group.window_seconds,
+        &group.correlation_keys,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The group that this call has already made, if any (D-26).
+pub async fn group_of_step(
+    conn: &mut PgConnection,
+    task: TaskKey,
+    step: StepId,
+) -> Result<Option<GroupId>, Error> {
+    Ok(sqlx::query_scalar!(
+        r#"
+        select id as "id: GroupId" from await_groups
+        where workspace_id = $1 and task_id = $2 and step_id = $3
+        "#,
+        task.workspace.0,
+        task.task.0,
+        step.0,
+    )
+    .fetch_optional(conn)
+    .await?)
+}
+
+/// One await that something may have happened to. Read without a lock; settling it is a compare-and-set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingAwait {
+    pub workspace: WorkspaceId,
+    pub group: GroupId,
+    pub ordinal: i32,
+    pub source_type: SourceType,
+    pub correlation_key: String,
+}
+
+/// The pending awaits for these things, each of one workspace (W-7).
+pub async fn pending_for(
+    conn: &mut PgConnection,
+    things: &[(WorkspaceId, SourceType, &str)],
+) -> Result<Vec<PendingAwait>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select a.workspace_id as "workspace: WorkspaceId", a.group_id as "group: GroupId", a.ordinal,
+            a.source_type as "source_type: SourceType", a.correlation_key
+        from unnest($1::uuid[], $2::text[], $3::text[]) as c (workspace_id, source_type, key)
+        join awaits a on a.workspace_id = c.workspace_id and a.source_type = c.source_type
+            and a.correlation_key = c.key
+        where a.status = 'pending'
+        "#,
+        &column(things, |t| t.0.0),
+        &column(things, |t| t.1.as_str().to_owned()),
+        &column(things, |t| t.2) as &[&str],
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| PendingAwait {
+            workspace: r.workspace,
+            group: r.group,
+            ordinal: r.ordinal,
+            source_type: r.source_type,
+            correlation_key: r.correlation_key,
+        })
+        .collect())
+}
+
+/// The pending awaits of tasks, only those for `source` if given.
+pub async fn pending_of_tasks(
+    conn: &mut PgConnection,
+    tasks: &[TaskKey],
+    source: Option<SourceType>,
+) -> Result<Vec<(TaskKey, PendingAwait)>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select g.task_id as "task: TaskId", a.workspace_id as "workspace: WorkspaceId", a.group_id as "group: GroupId",
+            a.ordinal, a.source_type as "source_type: SourceType", a.correlation_key
+        from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, task_id)
+        join await_groups g on g.workspace_id = c.workspace_id and g.task_id = c.task_id
+            and g.resumed_at is null and g.status = 'open'
+        join awaits a on a.workspace_id = g.workspace_id and a.group_id = g.id
+        where a.status = 'pending' and ($3::text is null or a.source_type = $3)
+        "#,
+        &column(tasks, |k| k.workspace.0),
+        &column(tasks, |k| k.task.0),
+        source.map(SourceType::as_str),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| {
+            (
+                TaskKey {
+                    workspace: r.workspace,
+                    task: r.task,
+                },
+                PendingAwait {
+                    workspace: r.workspace,
+                    group: r.group,
+                    ordinal: r.ordinal,
+                    source_type: r.source_type,
+                    correlation_key: r.correlation_key,
+                },
+            )
+        })
+        .collect())
+}
+
+/// A group under its lock.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupState {
+    pub workspace: WorkspaceId,
+    pub id: GroupId,
+    pub task: TaskId,
+    pub status: GroupStatus,
+    pub strategy: Strategy,
+    pub tally: Tally,
+}
+
+/// Locks groups in key order.
+pub async fn lock_groups(
+    conn: &mut PgConnection,
+    groups: &[(WorkspaceId, GroupId)],
+) -> Result<Vec<GroupState>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select g.workspace_id as "workspace: WorkspaceId", g.id as "id: GroupId", g.task_id as "task: TaskId",
+            g.status as "status: GroupStatus", g.strategy, g.quorum, g.total, g.pending, g.completed
+        from (select distinct * from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, id)) c
+        join await_groups g on g.workspace_id = c.workspace_id and g.id = c.id
+        order by g.workspace_id, g.id
+        for no key update of g
+        "#,
+        &column(groups, |g| g.0.0),
+        &column(groups, |g| g.1.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    rows.into_iter()
+        .map(|r| {
+            let strategy =
+                Strategy::from_columns(&r.strategy, r.quorum).ok_or_else(|| Error::Corrupt {
+                    table: "await_groups",
+                    reason: format!("strategy {} with quorum {:?}", r.strategy, r.quorum),
+                })?;
+            let tally = Tally {
+                total: r.total,
+                pending: r.pending,
+                completed: r.completed,
+            };
+            Ok(GroupState {
+                workspace: r.workspace,
+                id: r.id,
+                task: r.task,
+                status: r.status,
+                strategy,
+                tally,
+            })
+        })
+        .collect()
+}
+
+/// How one await is to be settled.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    pub workspace: WorkspaceId,
+    pub group: GroupId,
+    pub ordinal: i32,
+    pub to: AwaitStatus,
+}
+
+/// Settles awaits that are still pending; returns those that were (compare-and-set). Their groups must be locked.
+pub async fn settle_if_pending(
+    conn: &mut PgConnection,
+    settlements: &[Settlement],
+) -> Result<Vec<Settlement>, Error> {
+    let rows = sqlx::query_scalar!(
+        r#"
+        update awaits a
+        set status = c.status, settled_at = now()
+        from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[]) with ordinality
+            as c (workspace_id, group_id, ordinal, status, n)
+        where a.workspace_id = c.workspace_id and a.group_id = c.group_id and a.ordinal = c.ordinal
+            and a.status = 'pending'
+        returning c.n as "n!"
+        "#,
+        &column(settlements, |s| s.workspace.0),
+        &column(settlements, |s| s.group.0),
+        &column(settlements, |s| s.ordinal),
+        &column(settlements, |s| s.to.as_str().to_owned()),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .filter_map(|n| settlements.get((n - 1) as usize).cloned())
+        .collect())
+}
+
+/// Writes the new state of locked groups. A group that closes has its remaining pending awaits cancelled, and its task
+/// gets one `await_completed` event, unless `silent`.
+pub async fn update_groups(
+    conn: &mut PgConnection,
+    groups: &[GroupState],
+    silent: bool,
+) -> Result<(), Error> {
+    let closed: Vec<&GroupState> = groups
+        .iter()
+        .filter(|g| g.status != GroupStatus::Open)
+        .collect();
+    sqlx::query!(
+        r#"
+        with changed as (
+            update await_groups g
+            set status = c.status, pending = c.pending, completed = c.completed,
+                closed_at = case when c.status <> 'open' then now() end,
+                -- a cancelled group has nothing to tell
+                resumed_at = case when c.status = 'cancelled' then now() end
+            from unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::integer[])
+                as c (workspace_id, id, status, pending, completed)
+            where g.workspace_id = c.workspace_id and g.id = c.id and g.status = 'open'
+        ), left_over as (
+            update awaits a set status = 'cancelled', settled_at = now()
+            from unnest($6::uuid[], $7::uuid[]) as c (workspace_id, id)
+            where a.workspace_id = c.workspace_id and a.group_id = c.id and a.status = 'pending'
+        )
+        insert into orchestrator_events (workspace_id, task_id, kind, group_id)
+        select c.workspace_id, c.task_id, $9, c.id
+        from unnest($6::uuid[], $8::uuid[], $7::uuid[]) as c (workspace_id, task_id, id)
+        where not $10
+        "#,
+        &column(groups, |g| g.workspace.0),
+        &column(groups, |g| g.id.0),
+        &column(groups, |g| g.status.as_str().to_owned()),
+        &column(groups, |g| g.tally.pending),
+        &column(groups, |g| g.tally.completed),
+        &column(&closed, |g| g.workspace.0),
+        &column(&closed, |g| g.id.0),
+        &column(&closed, |g| g.task.0),
+        EventKind::AwaitCompleted.as_str(),
+        silent,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// An await whose time has come.
+#[derive(Clone, Debug)]
+pub struct DueAwait {
+    pub pending: PendingAwait,
+    pub child: Option<TaskStatus>,
+}
+
+/// Pending awaits of all workspaces that are due, oldest first, with the status of the child they wait for.
+pub async fn due_all_workspaces(
+    conn: &mut PgConnection,
+    limit: u32,
+) -> Result<Vec<DueAwait>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select a.workspace_id as "workspace: WorkspaceId", a.group_id as "group: GroupId", a.ordinal,
+            a.source_type as "source_type: SourceType", a.correlation_key, t.status as "child?: TaskStatus"
+        from awaits a
+        left join tasks t on a.source_type = 'child_task' and t.workspace_id = a.workspace_id
+            and t.id = a.correlation_key::uuid
+        where a.status = 'pending' and a.scheduled_resume_at <= now()
+        order by a.scheduled_resume_at
+        limit $1
+        "#,
+        i64::from(limit),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| DueAwait {
+            pending: PendingAwait {
+                workspace: r.workspace,
+                group: r.group,
+                ordinal: r.ordinal,
+                source_type: r.source_type,
+                correlation_key: r.correlation_key,
+            },
+            child: r.child,
+        })
+        .collect())
+}
+
+/// Moves pending awaits one window of their group forward, by the database's clock.
+pub async fn postpone(conn: &mut PgConnection, awaits: &[PendingAwait]) -> Result<(), Error> {
+    sqlx::query!(
+        r#"
+        update awaits a
+        set scheduled_resume_at = now() + make_interval(secs => coalesce(g.window_seconds, 3600))
+        from unnest($1::uuid[], $2::uuid[], $3::integer[]) as c (workspace_id, group_id, ordinal)
+        join await_groups g on g.workspace_id = c.workspace_id and g.id = c.group_id
+        where a.workspace_id = c.workspace_id and a.group_id = c.group_id and a.ordinal = c.ordinal
+            and a.status = 'pending'
+        "#,
+        &column(awaits, |a| a.workspace.0),
+        &column(awaits, |a| a.group.0),
+        &column(awaits, |a| a.ordinal),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What a closed group has to tell, by ordinal: the awaits with the children that they were for.
+pub async fn reports(
+    conn: &mut PgConnection,
+    groups: &[(WorkspaceId, GroupId)],
+) -> Result<Vec<(GroupId, Report)>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select a.group_id as "group: GroupId", a.status as "await_status: AwaitStatus",
+            coalesce(t.id, a.correlation_key::uuid) as "task!: TaskId", coalesce(t.title, '') as "title!",
+            coalesce(v.definition ->> 'name', '') as "agent_name!", t.status as "status?: TaskStatus",
+            t.output, t.error as "error: Json<Failure>", t.deleted_at is not null as "deleted!",
+            (extract(epoch from t.finished_at - t.created_at) * 1000)::bigint as "duration_ms",
+            coalesce(jsonb_array_length(v.definition -> 'tools'), 0) > 0 as "was_granted_tools!",
+            coalesce(s.decides, 0) as "decides!", coalesce(s.calls, 0) as "calls!", coalesce(s.tokens, 0) as "tokens!"
+        from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, id)
+        join awaits a on a.workspace_id = c.workspace_id and a.group_id = c.id and a.source_type = 'child_task'
+        left join tasks t on t.workspace_id = a.workspace_id and t.id = a.correlation_key::uuid
+        left join agent_versions v on v.workspace_id = t.agent_workspace_id and v.agent_id = t.agent_id
+            and v.version = t.agent_version
+        left join lateral (
+            select count(*) filter (where ordinal = 0) as decides, count(*) filter (where ordinal > 0) as calls,
+                sum(input_tokens + output_tokens)::bigint as tokens
+            from steps s where s.workspace_id = t.workspace_id and s.task_id = t.id
+        ) s on true
+        order by a.group_id, a.ordinal
+        "#,
+        &column(groups, |g| g.0.0),
+        &column(groups, |g| g.1.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| {
+            let outcome = match (r.await_status, r.status) {
+                (_, None) | (AwaitStatus::StartFailed, _) => Outcome::StartFailed,
+                (_, Some(status)) if status.is_terminal() => Outcome::Ended(status),
+                (_, Some(_)) => Outcome::Skipped,
+            };
+            (
+                r.group,
+                Report {
+                    task: r.task,
+                    title: r.title,
+                    agent_name: r.agent_name,
+                    outcome,
+                    output: r.output,
+                    failure: r.error.map(|e| e.0),
+                    decide_steps: r.decides,
+                    tool_calls: r.calls,
+                    was_granted_tools: r.was_granted_tools,
+                    duration_ms: r.duration_ms,
+                    tokens: r.tokens,
+                    deleted: r.deleted,
+                },
+            )
+        })
+        .collect())
+}

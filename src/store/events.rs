@@ -1,0 +1,167 @@
+//! The orchestrator's inbox: taking events, and what becomes of one that fails.
+
+use super::{Error, changes::NewEvent, column};
+use crate::domain::{
+    ids::{GroupId, StepId, TaskId, WorkspaceId},
+    task::{self, TaskKey},
+    task_await::{GroupStatus, SourceType},
+};
+use sqlx::PgConnection;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub id: i64,
+    pub task: TaskKey,
+    pub attempts: i32,
+}
+
+/// Locks at most `limit` events of all workspaces whose time has come, oldest first, skipping those that another
+/// orchestrator holds.
+pub async fn lock_due_all_workspaces(
+    conn: &mut PgConnection,
+    limit: u32,
+) -> Result<Vec<Event>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select workspace_id as "workspace_id: WorkspaceId", id, task_id as "task_id: TaskId", attempts
+        from orchestrator_events
+        where dead_at is null and not_before <= now()
+        order by not_before, id
+        limit $1
+        for update skip locked
+        "#,
+        i64::from(limit),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| Event {
+            id: r.id,
+            task: TaskKey {
+                workspace: r.workspace_id,
+                task: r.task_id,
+            },
+            attempts: r.attempts,
+        })
+        .collect())
+}
+
+/// Puts a failed event off by `delay_secs`, or parks it as dead. `error` is shown to operators.
+pub async fn fail(
+    conn: &mut PgConnection,
+    event: &Event,
+    error: &str,
+    delay_secs: f64,
+    dead: bool,
+) -> Result<(), Error> {
+    sqlx::query!(
+        r#"
+        update orchestrator_events
+        set attempts = attempts + 1, error = $3, not_before = now() + make_interval(secs => $4),
+            dead_at = case when $5 then now() end
+        where workspace_id = $1 and id = $2
+        "#,
+        event.task.workspace.0,
+        event.id,
+        error,
+        delay_secs,
+        dead,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Inserts events for tasks.
+pub async fn insert(conn: &mut PgConnection, events: &[NewEvent]) -> Result<(), Error> {
+    sqlx::query!(
+        r#"
+        insert into orchestrator_events (workspace_id, task_id, kind)
+        select * from unnest($1::uuid[], $2::uuid[], $3::text[])
+        "#,
+        &column(events, |e| e.task.workspace.0),
+        &column(events, |e| e.task.task.0),
+        &column(events, |e| e.kind.as_str().to_owned()),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What the next move of a locked task depends on, beside its own row.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    pub task: TaskKey,
+    pub has_active_step: bool,
+    /// Groups whose outcome the task has not been told, oldest first.
+    pub groups: Vec<UntoldGroup>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct UntoldGroup {
+    pub state: task::GroupState,
+    pub source_type: SourceType,
+    pub step: StepId,
+}
+
+/// Reads the surroundings of locked tasks: active steps of the turn that is under way, and untold groups.
+pub async fn surroundings(
+    conn: &mut PgConnection,
+    tasks: &[(TaskKey, i32)],
+) -> Result<Vec<Surroundings>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select c.workspace_id as "workspace_id!: WorkspaceId", c.task_id as "task_id!: TaskId",
+            exists (select 1 from steps s
+                where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
+                    and s.status in ('queued', 'running')) as "has_active_step!",
+            g.ids as "ids: Vec<GroupId>", g.statuses as "statuses: Vec<GroupStatus>",
+            g.sources as "sources: Vec<SourceType>", g.steps as "steps: Vec<StepId>"
+        from unnest($1::uuid[], $2::uuid[], $3::integer[]) as c (workspace_id, task_id, turn)
+        left join lateral (
+            select array_agg(g.id order by g.created_at, g.id) as ids,
+                array_agg(g.status order by g.created_at, g.id) as statuses,
+                array_agg(g.source_type order by g.created_at, g.id) as sources,
+                array_agg(g.step_id order by g.created_at, g.id) as steps
+            from await_groups g
+            where g.workspace_id = c.workspace_id and g.task_id = c.task_id and g.resumed_at is null
+        ) g on true
+        "#,
+        &column(tasks, |t| t.0.workspace.0),
+        &column(tasks, |t| t.0.task.0),
+        &column(tasks, |t| t.1),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| {
+            let ids = r.ids.unwrap_or_default().into_iter();
+            let rest = r
+                .statuses
+                .unwrap_or_default()
+                .into_iter()
+                .zip(r.sources.unwrap_or_default())
+                .zip(r.steps.unwrap_or_default());
+            let groups = ids
+                .zip(rest)
+                .map(|(id, ((status, source_type), step))| UntoldGroup {
+                    state: task::GroupState {
+                        id,
+                        open: status == GroupStatus::Open,
+                    },
+                    source_type,
+                    step,
+                });
+            Surroundings {
+                task: TaskKey {
+                    workspace: r.workspace_id,
+                    task: r.task_id,
+                },
+                has_active_step: r.has_active_step,
+                groups: groups.collect(),
+            }
+        })
+        .collect())
+}

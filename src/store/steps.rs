@@ -1,0 +1,306 @@
+//! Rows of `steps`: claiming, leasing and giving back. Ends of steps are written with the task, by `changes`.
+
+use super::{Error, column};
+use crate::domain::{
+    ids::{ProcessId, StepId, TaskId, WorkspaceId},
+    step::{Claim, StepKey, StepStatus},
+    task::{TaskKey, TaskStatus},
+};
+use sqlx::PgConnection;
+
+/// A step that this process has just claimed.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    pub claim: Claim,
+    pub model_attempts: i32,
+    /// Set for a tool call.
+    pub call: Option<super::changes::Call>,
+}
+
+/// Claims at most `limit` queued steps of all workspaces whose time has come, oldest first. The attempt number grows,
+/// the lease starts now by the database's clock.
+pub async fn claim_all_workspaces(
+    conn: &mut PgConnection,
+    worker: ProcessId,
+    lease_secs: u32,
+    limit: u32,
+) -> Result<Vec<Claimed>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        with due as (
+            select workspace_id, task_id, turn, ordinal from steps
+            where status = 'queued' and run_at <= now()
+            order by run_at
+            limit $3
+            for no key update skip locked
+        )
+        update steps s
+        set status = 'running', attempt = s.attempt + 1, worker_id = $1, started_at = coalesce(s.started_at, now()),
+            lease_expires_at = now() + make_interval(secs => $2)
+        from due
+        where s.workspace_id = due.workspace_id and s.task_id = due.task_id and s.turn = due.turn
+            and s.ordinal = due.ordinal and s.status = 'queued'
+        returning s.workspace_id as "workspace_id: WorkspaceId", s.task_id as "task_id: TaskId", s.turn, s.ordinal,
+            s.id as "id: StepId", s.attempt, s.model_attempts, s.stop_generation, s.call_id, s.tool, s.arguments
+        "#,
+        worker.0,
+        f64::from(lease_secs),
+        i64::from(limit),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| Claimed {
+            claim: Claim {
+                key: StepKey {
+                    workspace: r.workspace_id,
+                    task: r.task_id,
+                    turn: r.turn,
+                    ordinal: r.ordinal,
+                },
+                step: r.id,
+                attempt: r.attempt,
+                worker,
+                stop_generation: r.stop_generation,
+            },
+            model_attempts: r.model_attempts,
+            call: match (r.call_id, r.tool, r.arguments) {
+                (Some(call_id), Some(tool), Some(arguments)) => Some(super::changes::Call {
+                    call_id,
+                    tool,
+                    arguments,
+                }),
+                _ => None,
+            },
+        })
+        .collect())
+}
+
+/// Extends the leases of these claims. Rows that another transaction is writing are left alone: their lease is about to
+/// end or to be extended by it.
+pub async fn renew(
+    conn: &mut PgConnection,
+    claims: &[Claim],
+    lease_secs: u32,
+) -> Result<(), Error> {
+    sqlx::query!(
+        r#"
+        with held as (
+            select s.workspace_id, s.task_id, s.turn, s.ordinal
+            from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::integer[], $5::integer[])
+                as c (workspace_id, task_id, turn, ordinal, attempt)
+            join steps s on s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
+                and s.ordinal = c.ordinal and s.attempt = c.attempt
+            where s.status = 'running'
+            for no key update of s skip locked
+        )
+        update steps s set lease_expires_at = now() + make_interval(secs => $6)
+        from held
+        where s.workspace_id = held.workspace_id and s.task_id = held.task_id and s.turn = held.turn
+            and s.ordinal = held.ordinal
+        "#,
+        &column(claims, |c| c.key.workspace.0),
+        &column(claims, |c| c.key.task.0),
+        &column(claims, |c| c.key.turn),
+        &column(claims, |c| c.key.ordinal),
+        &column(claims, |c| c.attempt),
+        f64::from(lease_secs),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Which of these claims still hold their step.
+pub async fn still_held(conn: &mut PgConnection, claims: &[Claim]) -> Result<Vec<Claim>, Error> {
+    let rows = sqlx::query_scalar!(
+        r#"
+        select c.n as "n!"
+        from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::integer[], $5::integer[]) with ordinality
+            as c (workspace_id, task_id, turn, ordinal, attempt, n)
+        join steps s on s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
+            and s.ordinal = c.ordinal and s.attempt = c.attempt
+        where s.status = 'running'
+        "#,
+        &column(claims, |c| c.key.workspace.0),
+        &column(claims, |c| c.key.task.0),
+        &column(claims, |c| c.key.turn),
+        &column(claims, |c| c.key.ordinal),
+        &column(claims, |c| c.attempt),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .filter_map(|n| claims.get((n - 1) as usize).copied())
+        .collect())
+}
+
+/// A step as it is under its task's lock.
+#[derive(Clone, Copy, Debug)]
+pub struct StepState {
+    pub key: StepKey,
+    pub step: StepId,
+    pub status: StepStatus,
+    pub attempt: i32,
+    pub lost_leases: i32,
+    pub lease_expired: bool,
+}
+
+/// Locks steps, in key order; their tasks must be locked already.
+pub async fn lock(conn: &mut PgConnection, keys: &[StepKey]) -> Result<Vec<StepState>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select s.workspace_id as "workspace_id: WorkspaceId", s.task_id as "task_id: TaskId", s.turn, s.ordinal,
+            s.id as "id: StepId", s.status as "status: StepStatus", s.attempt, s.lost_leases,
+            coalesce(s.lease_expires_at < now(), false) as "lease_expired!"
+        from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::integer[]) as c (workspace_id, task_id, turn, ordinal)
+        join steps s on s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
+            and s.ordinal = c.ordinal
+        order by s.workspace_id, s.task_id, s.turn, s.ordinal
+        for no key update of s
+        "#,
+        &column(keys, |k| k.workspace.0),
+        &column(keys, |k| k.task.0),
+        &column(keys, |k| k.turn),
+        &column(keys, |k| k.ordinal),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| StepState {
+            key: StepKey {
+                workspace: r.workspace_id,
+                task: r.task_id,
+                turn: r.turn,
+                ordinal: r.ordinal,
+            },
+            step: r.id,
+            status: r.status,
+            attempt: r.attempt,
+            lost_leases: r.lost_leases,
+            lease_expired: r.lease_expired,
+        })
+        .collect())
+}
+
+/// Running steps of all workspaces whose lease has run out, longest first. Read without a lock: whoever acts on one
+/// locks it and looks again.
+pub async fn expired_all_workspaces(
+    conn: &mut PgConnection,
+    limit: u32,
+) -> Result<Vec<StepKey>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select workspace_id as "workspace_id: WorkspaceId", task_id as "task_id: TaskId", turn, ordinal
+        from steps
+        where status = 'running' and lease_expires_at < now()
+        order by lease_expires_at
+        limit $1
+        "#,
+        i64::from(limit),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| StepKey {
+            workspace: r.workspace_id,
+            task: r.task_id,
+            turn: r.turn,
+            ordinal: r.ordinal,
+        })
+        .collect())
+}
+
+/// Why a running step goes back to the queue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GiveBack {
+    /// Its worker was lost: counts towards `worker.max_attempts`.
+    LeaseLost,
+    /// The model asked for patience: run again after so many seconds. Counts towards `llm.max_attempts`.
+    ModelBusy { seconds: f64 },
+    /// The process is shutting down: counts as nothing.
+    Shutdown,
+}
+
+/// Puts running steps back into the queue. Returns how many were still running with that attempt.
+pub async fn give_back(
+    conn: &mut PgConnection,
+    steps: &[(StepKey, i32, GiveBack)],
+) -> Result<u64, Error> {
+    let done = sqlx::query!(
+        r#"
+        update steps s
+        set status = 'queued', lease_expires_at = null, worker_id = null,
+            run_at = now() + make_interval(secs => c.delay_secs),
+            lost_leases = s.lost_leases + c.lost, model_attempts = s.model_attempts + c.busy
+        from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::integer[], $5::integer[], $6::float8[], $7::integer[],
+                $8::integer[])
+            as c (workspace_id, task_id, turn, ordinal, attempt, delay_secs, lost, busy)
+        where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn and s.ordinal = c.ordinal
+            and s.attempt = c.attempt and s.status = 'running'
+        "#,
+        &column(steps, |s| s.0.workspace.0),
+        &column(steps, |s| s.0.task.0),
+        &column(steps, |s| s.0.turn),
+        &column(steps, |s| s.0.ordinal),
+        &column(steps, |s| s.1),
+        &column(steps, |s| match s.2 {
+            GiveBack::ModelBusy { seconds } => seconds,
+            GiveBack::LeaseLost | GiveBack::Shutdown => 0.0,
+        }),
+        &column(steps, |s| i32::from(s.2 == GiveBack::LeaseLost)),
+        &column(steps, |s| i32::from(matches!(s.2, GiveBack::ModelBusy { .. }))),
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Cancels every queued or running step of these tasks, which must be locked.
+pub async fn cancel_of_tasks(conn: &mut PgConnection, tasks: &[TaskKey]) -> Result<u64, Error> {
+    let done = sqlx::query!(
+        r#"
+        update steps s
+        set status = 'cancelled', lease_expires_at = null, finished_at = now()
+        from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, task_id)
+        where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.status in ('queued', 'running')
+        "#,
+        &column(tasks, |k| k.workspace.0),
+        &column(tasks, |k| k.task.0),
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Children that a call has made and never started, with their states.
+pub async fn unstarted_children(
+    conn: &mut PgConnection,
+    steps: &[(TaskKey, StepId)],
+) -> Result<Vec<TaskKey>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select t.workspace_id as "workspace_id: WorkspaceId", t.id as "id: TaskId", t.status as "status: TaskStatus"
+        from unnest($1::uuid[], $2::uuid[], $3::uuid[]) as c (workspace_id, task_id, step_id)
+        join tasks t on t.workspace_id = c.workspace_id and t.parent_task_id = c.task_id
+            and t.parent_step_id = c.step_id
+        "#,
+        &column(steps, |s| s.0.workspace.0),
+        &column(steps, |s| s.0.task.0),
+        &column(steps, |s| s.1.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .filter(|r| r.status == TaskStatus::Pending)
+        .map(|r| TaskKey {
+            workspace: r.workspace_id,
+            task: r.id,
+        })
+        .collect())
+}

@@ -1,0 +1,344 @@
+//! Rows of `tasks`: creating, locking and reading them for the lifecycle. What the API shows is in `task_views`.
+
+use super::{Error, column};
+use crate::domain::{
+    ids::{AgentId, StepId, TaskId, WorkspaceId},
+    task::{AgentRef, Failure, NewTask, TaskKey, TaskState, TaskStatus},
+};
+use serde_json::Value;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+pub(super) fn failure_json(state: &TaskState) -> Option<Value> {
+    let failure = state.failure.as_ref()?;
+    Some(serde_json::json!({"code": failure.code, "message": failure.message}))
+}
+
+/// Inserts tasks with the seq, news and status of a task that has just got its first message.
+pub async fn insert(conn: &mut PgConnection, new: &[NewTask]) -> Result<(), Error> {
+    let parent =
+        |f: fn(&crate::domain::task::ParentRef) -> Uuid| column(new, |t| t.parent.as_ref().map(f));
+    sqlx::query!(
+        r#"
+        insert into tasks (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
+            source_metadata, priority, root_task_id, parent_task_id, parent_step_id, ordinal, spawn_depth, source,
+            last_seq, news_seq)
+        select c.workspace_id, c.id, c.agent_workspace_id, c.agent_id, c.agent_version, c.decides_left, c.title,
+            c.source_metadata, c.priority, coalesce(c.root_task_id, c.id), c.parent_task_id, c.parent_step_id, c.ordinal,
+            c.spawn_depth, case when c.parent_task_id is null then 'chat' else 'spawned' end, 1, 1
+        from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::integer[], $6::integer[], $7::text[],
+                $8::jsonb[], $9::smallint[], $10::uuid[], $11::uuid[], $12::uuid[], $13::integer[], $14::smallint[])
+            as c (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
+                source_metadata, priority, root_task_id, parent_task_id, parent_step_id, ordinal, spawn_depth)
+        "#,
+        &column(new, |t| t.key.workspace.0),
+        &column(new, |t| t.key.task.0),
+        &column(new, |t| t.agent.workspace.0),
+        &column(new, |t| t.agent.agent.0),
+        &column(new, |t| t.agent.version),
+        &column(new, |t| t.max_iterations),
+        &column(new, |t| t.title.clone()),
+        &column(new, |t| t.metadata.clone()),
+        &column(new, |t| t.priority),
+        &parent(|p| p.root.0) as &[Option<Uuid>],
+        &parent(|p| p.task.0) as &[Option<Uuid>],
+        &parent(|p| p.step.0) as &[Option<Uuid>],
+        &column(new, |t| t.parent.map(|p| p.ordinal)) as &[Option<i32>],
+        &column(new, |t| t.parent.map_or(0, |p| p.depth as i16)),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Locks tasks in key order and returns those that exist, deleted ones too.
+pub async fn lock(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskState>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select t.workspace_id as "workspace_id: WorkspaceId", t.id as "id: TaskId", t.status as "status: TaskStatus",
+            t.deleted_at is not null as "deleted!", t.parent_task_id is not null as "is_child!", t.stop_generation,
+            t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left
+        from tasks t
+        join (select distinct * from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)) k
+            on t.workspace_id = k.workspace_id and t.id = k.id
+        order by t.workspace_id, t.id
+        for no key update of t
+        "#,
+        &column(keys, |k| k.workspace.0),
+        &column(keys, |k| k.task.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| TaskState {
+            key: TaskKey {
+                workspace: r.workspace_id,
+                task: r.id,
+            },
+            status: r.status,
+            deleted: r.deleted,
+            is_child: r.is_child,
+            stop_generation: r.stop_generation,
+            priority: r.priority,
+            last_seq: r.last_seq,
+            news_seq: r.news_seq,
+            seen_seq: r.seen_seq,
+            turn: r.turn,
+            decides_left: r.decides_left,
+            output: None,
+            failure: None,
+        })
+        .collect())
+}
+
+/// The fixed parts of a task, which no lock is needed to read.
+#[derive(Clone, Debug)]
+pub struct TaskFacts {
+    pub key: TaskKey,
+    pub agent: AgentRef,
+    pub root: TaskId,
+    pub depth: i32,
+    pub metadata: Value,
+    pub priority: i16,
+    pub max_iterations: i32,
+}
+
+/// The fixed parts of tasks, in no order.
+pub async fn facts(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskFacts>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select t.workspace_id as "workspace_id: WorkspaceId", t.id as "id: TaskId",
+            t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
+            t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata, t.priority,
+            coalesce((v.definition ->> 'max_iterations')::integer, 50) as "max_iterations!"
+        from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)
+        join tasks t on t.workspace_id = k.workspace_id and t.id = k.id
+        join agent_versions v on v.workspace_id = t.agent_workspace_id and v.agent_id = t.agent_id
+            and v.version = t.agent_version
+        "#,
+        &column(keys, |k| k.workspace.0),
+        &column(keys, |k| k.task.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| TaskFacts {
+            key: TaskKey {
+                workspace: r.workspace_id,
+                task: r.id,
+            },
+            agent: AgentRef {
+                workspace: r.agent_workspace_id,
+                agent: r.agent_id,
+                version: r.agent_version,
+            },
+            root: r.root_task_id,
+            depth: i32::from(r.spawn_depth),
+            metadata: r.source_metadata,
+            priority: r.priority,
+            max_iterations: r.max_iterations,
+        })
+        .collect())
+}
+
+/// A child that a delegate call has made, by ordinal.
+#[derive(Clone, Debug)]
+pub struct ChildRow {
+    pub task: TaskId,
+    pub title: String,
+    pub agent: AgentId,
+}
+
+/// The children that this call has already made, in spawn order (D-26).
+pub async fn children_of_step(
+    conn: &mut PgConnection,
+    parent: TaskKey,
+    step: StepId,
+) -> Result<Vec<ChildRow>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select id as "id: TaskId", title, agent_id as "agent_id: AgentId"
+        from tasks
+        where workspace_id = $1 and parent_task_id = $2 and parent_step_id = $3
+        order by ordinal
+        "#,
+        parent.workspace.0,
+        parent.task.0,
+        step.0,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| ChildRow {
+            task: r.id,
+            title: r.title,
+            agent: r.agent_id,
+        })
+        .collect())
+}
+
+/// What the model may run a task with: resolved on the server, never named by arguments alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    pub agent: AgentRef,
+    pub max_iterations: i32,
+}
+
+/// For each request (workspace, agent or its default one) the published agent that it may run: the workspace's own
+/// first, else a public one (A-24). In request order; `None` where there is none.
+pub async fn resolve_agents(
+    conn: &mut PgConnection,
+    requests: &[(WorkspaceId, Option<AgentId>)],
+) -> Result<Vec<Option<Target>>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select r.n as "n!", a.workspace_id as "workspace_id!: WorkspaceId", a.id as "id!: AgentId", a.published_version as "version!",
+            coalesce((v.definition ->> 'max_iterations')::integer, 50) as "max_iterations!"
+        from unnest($1::uuid[], $2::uuid[]) with ordinality as r (workspace_id, agent_id, n)
+        cross join lateral (
+            select workspace_id, id, published_version, 0 as rank from agents
+            where agent_id is null and workspace_id = r.workspace_id and template = 'default'
+                and published_version is not null
+            union all
+            select workspace_id, id, published_version, 1 from agents
+            where workspace_id = r.workspace_id and id = r.agent_id
+                and published_version is not null and deleted_at is null
+            union all
+            select workspace_id, id, published_version, 2 from agents
+            where id = r.agent_id and is_public and deleted_at is null
+            order by rank
+            limit 1
+        ) a
+        join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version
+        "#,
+        &column(requests, |r| r.0.0),
+        &column(requests, |r| r.1.map(|a| a.0)) as &[Option<Uuid>],
+    )
+    .fetch_all(conn)
+    .await?;
+    let mut targets = vec![None; requests.len()];
+    for row in rows {
+        if let Some(slot) = targets.get_mut((row.n - 1) as usize) {
+            let agent = AgentRef {
+                workspace: row.workspace_id,
+                agent: row.id,
+                version: row.version,
+            };
+            *slot = Some(Target {
+                agent,
+                max_iterations: row.max_iterations,
+            });
+        }
+    }
+    Ok(targets)
+}
+
+/// The tasks of a tree that are not terminal, root first if it is one of them; `None` when the root is not there.
+///
+/// With `subtasks` false: the task itself and the children that its unfinished calls have made but not yet started.
+pub async fn stoppable(
+    conn: &mut PgConnection,
+    root: TaskKey,
+    subtasks: bool,
+) -> Result<Option<Vec<TaskKey>>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        with recursive tree as (
+            select t.workspace_id, t.id, t.status, t.id as top from tasks t
+            where t.workspace_id = $1 and t.id = $2 and t.deleted_at is null
+            union all
+            select c.workspace_id, c.id, c.status, tree.top from tree
+            join tasks c on c.workspace_id = $1 and c.parent_task_id = tree.id
+            where $3 or (tree.id = tree.top and c.status = 'pending' and exists (
+                select 1 from steps s where s.workspace_id = $1 and s.task_id = tree.id and s.id = c.parent_step_id
+                    and s.status in ('queued', 'running')))
+        )
+        select id as "id!: TaskId", status as "status!: TaskStatus" from tree
+        "#,
+        root.workspace.0,
+        root.task.0,
+        subtasks,
+    )
+    .fetch_all(conn)
+    .await?;
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let active = rows.into_iter().filter(|r| !r.status.is_terminal());
+    Ok(Some(
+        active
+            .map(|r| TaskKey {
+                workspace: root.workspace,
+                task: r.id,
+            })
+            .collect(),
+    ))
+}
+
+/// Status of tasks by key; absent when the row is gone.
+pub async fn statuses(
+    conn: &mut PgConnection,
+    keys: &[TaskKey],
+) -> Result<Vec<(TaskKey, TaskStatus)>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select t.workspace_id as "workspace_id: WorkspaceId", t.id as "id: TaskId", t.status as "status: TaskStatus"
+        from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)
+        join tasks t on t.workspace_id = k.workspace_id and t.id = k.id
+        "#,
+        &column(keys, |k| k.workspace.0),
+        &column(keys, |k| k.task.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| {
+            (
+                TaskKey {
+                    workspace: r.workspace_id,
+                    task: r.id,
+                },
+                r.status,
+            )
+        })
+        .collect())
+}
+
+/// What a parent may read of its child with `get_subtask_result`.
+#[derive(Clone, Debug)]
+pub struct ChildResult {
+    pub title: String,
+    pub status: TaskStatus,
+    pub output: Option<String>,
+    pub failure: Option<Failure>,
+}
+
+/// A child of `parent`, by id. Other tasks, of whatever workspace, are as absent as those that do not exist.
+pub async fn child_result(
+    conn: &mut PgConnection,
+    parent: TaskKey,
+    child: TaskId,
+) -> Result<Option<ChildResult>, Error> {
+    let row = sqlx::query!(
+        r#"
+        select title, status as "status: TaskStatus", output, error as "error: sqlx::types::Json<Failure>"
+        from tasks
+        where workspace_id = $1 and parent_task_id = $2 and id = $3 and deleted_at is null
+        "#,
+        parent.workspace.0,
+        parent.task.0,
+        child.0,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|r| ChildResult {
+        title: r.title,
+        status: r.status,
+        output: r.output,
+        failure: r.error.map(|e| e.0),
+    }))
+}
