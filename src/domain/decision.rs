@@ -261,7 +261,14 @@ mod tests {
     #[test]
     fn arguments_are_an_object_or_an_error_for_the_model() {
         // H-21, H-22
-        for empty in [None, Some(""), Some(" \n\t"), Some("null"), Some(" null "), Some("{}")] {
+        for empty in [
+            None,
+            Some(""),
+            Some(" \n\t"),
+            Some("null"),
+            Some(" null "),
+            Some("{}"),
+        ] {
             assert_eq!(parse_arguments(empty).as_deref(), Ok("{}"), "{empty:?}");
         }
         for (bad, says) in [
@@ -299,11 +306,20 @@ mod tests {
     fn a_turn_cut_by_length_loses_its_last_call_only() {
         // H-22, T-15
         let calls = normalise(
-            vec![raw("a", "write", r#"{"n":25}"#), raw("b", "write", r#"{"n":2}"#)],
+            vec![
+                raw("a", "write", r#"{"n":25}"#),
+                raw("b", "write", r#"{"n":2}"#),
+            ],
             Finish::Length,
         );
-        assert_eq!((calls[0].arguments.as_str(), &calls[0].invalid), (r#"{"n":25}"#, &None));
-        assert_eq!((calls[1].arguments.as_str(), calls[1].invalid.as_deref()), ("{}", Some(CUT)));
+        assert_eq!(
+            (calls[0].arguments.as_str(), &calls[0].invalid),
+            (r#"{"n":25}"#, &None)
+        );
+        assert_eq!(
+            (calls[1].arguments.as_str(), calls[1].invalid.as_deref()),
+            ("{}", Some(CUT))
+        );
         assert_eq!(normalise(vec![], Finish::Length), []);
     }
 
@@ -320,7 +336,10 @@ mod tests {
             (r#"{"a":"\ud83d\ude00"}"#, r#"{"a":"\ud83d\ude00"}"#),
             (r#"{"a":"\ud83d"}"#, "{\"a\":\"\u{fffd}\"}"),
             (r#"{"a":"\ude00\ud83dx"}"#, "{\"a\":\"\u{fffd}\u{fffd}x\"}"),
-            (r#"{"a":"\ud83d\ud83d\ude00"}"#, "{\"a\":\"\u{fffd}\\ud83d\\ude00\"}"),
+            (
+                r#"{"a":"\ud83d\ud83d\ude00"}"#,
+                "{\"a\":\"\u{fffd}\\ud83d\\ude00\"}",
+            ),
             ("{\"a\":\"\0\"}", "{\"a\":\"␀\"}"),
             (r#"{"a":"\u00"#, r#"{"a":"\u00"#),
             (r"\u+123 \é \", r"\u+123 \é \"),

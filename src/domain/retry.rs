@@ -58,7 +58,11 @@ pub fn next_delay(
         .saturating_mul(doubled)
         .min(limits.max)
         .max(hint / 10);
-    let random = if random.is_finite() { random.clamp(0.0, 1.0) } else { 0.5 };
+    let random = if random.is_finite() {
+        random.clamp(0.0, 1.0)
+    } else {
+        0.5
+    };
     Ok(hint + spread.mul_f64(random))
 }
 
@@ -89,13 +93,20 @@ mod tests {
             (4, 1.0, 3000),
             (0, 1.0, 500),
         ] {
-            assert_eq!(next_delay(attempt, None, &LIMITS, random).ok(), ms(expected), "{attempt}");
+            assert_eq!(
+                next_delay(attempt, None, &LIMITS, random).ok(),
+                ms(expected),
+                "{attempt}"
+            );
         }
         assert_eq!(
             next_delay(5, None, &LIMITS, 0.0),
             Err(GiveUp::AttemptsUsed { attempts: 5 })
         );
-        let many = Limits { attempts_max: u32::MAX, ..LIMITS };
+        let many = Limits {
+            attempts_max: u32::MAX,
+            ..LIMITS
+        };
         assert_eq!(next_delay(4_000_000, None, &many, 1.0).ok(), ms(3000));
         assert_eq!(next_delay(1, None, &LIMITS, f64::NAN).ok(), ms(250));
     }
@@ -110,7 +121,11 @@ mod tests {
             (30_000, 0.0, 30_000),
             (0, 1.0, 500),
         ] {
-            assert_eq!(next_delay(1, ms(hint), &LIMITS, random).ok(), ms(expected), "{hint}");
+            assert_eq!(
+                next_delay(1, ms(hint), &LIMITS, random).ok(),
+                ms(expected),
+                "{hint}"
+            );
         }
         let refused = next_delay(1, Some(Duration::from_secs(86_400)), &LIMITS, 0.0).unwrap_err();
         assert_eq!(
