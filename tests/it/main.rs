@@ -1,1 +1,3 @@
+mod llm;
+mod stub_llm;
 mod support;
