@@ -1,1 +1,351 @@
+//! From tasks to what their agents are and may do: definition, granted tools, and the roster of whom they may call.
+//!
+//! Made for batches: however many steps are claimed at once, one `assemble_many` asks each table once, and mostly asks
+//! only which versions are published at this moment. Versions never change, so what has been read of them is kept. The
+//! roster is what prompts show; what a call may reach is asked again when it is executed (`store::agents::targets`, A-24).
 
+use crate::domain::agent::{AgentDefinition, RosterEntry, Template, VersionKey};
+use crate::domain::grants::{ToolInfo, granted};
+use crate::domain::ids::{AgentId, WorkspaceId};
+use crate::store::{self, agents};
+use sqlx::PgConnection;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Public agents of other workspaces in one roster: no stranger can fill a prompt.
+const PUBLIC_ENTRIES_MAX: usize = 200;
+const DEFINITIONS_KEPT_MAX: usize = 256;
+const ENTRIES_KEPT_MAX: usize = 4_096;
+/// Versions read by one query when many are new: bounds what is in memory at once.
+const VERSIONS_PER_QUERY: usize = 200;
+
+/// What an assembly depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The task's workspace, whose roster it is.
+    pub workspace: WorkspaceId,
+    pub version: VersionKey,
+    /// 0 for a top-level task.
+    pub depth: u32,
+    /// The task, or one above it, was created with `disable_delegation` (T-9, D-54).
+    pub delegation_disabled: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assembly {
+    pub definition: Arc<AgentDefinition>,
+    /// Names of the granted tools, in the order of the prompt.
+    pub tools: Vec<&'static str>,
+    /// Empty without a delegate tool. Ordered by name, then id.
+    pub roster: Arc<[RosterEntry]>,
+}
+
+struct Known {
+    template: Template,
+    definition: Arc<AgentDefinition>,
+}
+
+/// A published version that a roster may show. `None`: it is not to be shown, and still hides others of its id.
+#[derive(Clone, Debug)]
+struct Candidate {
+    workspace: WorkspaceId,
+    id: AgentId,
+    entry: Option<Arc<RosterEntry>>,
+}
+
+/// One per process.
+pub struct Assembler {
+    catalogue: Vec<ToolInfo<'static>>,
+    max_depth: u32,
+    known: Mutex<HashMap<VersionKey, Arc<Known>>>,
+    entries: Mutex<HashMap<VersionKey, Option<Arc<RosterEntry>>>>,
+}
+
+impl Assembler {
+    /// `max_depth` is `spawn_tasks.max_depth`: a task that deep can have no children, so it gets no delegate tool.
+    pub fn new(catalogue: Vec<ToolInfo<'static>>, max_depth: u32) -> Self {
+        Assembler {
+            catalogue,
+            max_depth,
+            known: Mutex::default(),
+            entries: Mutex::default(),
+        }
+    }
+
+    /// One assembly per distinct key. A key whose version can not be read is missing in the answer: its step fails, the
+    /// others of the batch do not.
+    pub async fn assemble_many(
+        &self,
+        conn: &mut PgConnection,
+        keys: &[Key],
+    ) -> Result<HashMap<Key, Assembly>, store::Error> {
+        let known = self.known_versions(conn, keys).await?;
+        let mut assemblies = HashMap::with_capacity(keys.len());
+        for key in keys {
+            let Some(version) = known.get(&key.version) else {
+                continue;
+            };
+            assemblies.entry(*key).or_insert_with(|| {
+                let allowed = !key.delegation_disabled && key.depth < self.max_depth;
+                let tools = granted(
+                    &version.definition,
+                    version.template,
+                    &self.catalogue,
+                    allowed,
+                );
+                Assembly {
+                    definition: version.definition.clone(),
+                    tools,
+                    roster: Arc::default(),
+                }
+            });
+        }
+
+        let delegating: Vec<Key> = assemblies
+            .iter()
+            .filter(|(_, assembly)| self.can_delegate(&assembly.tools))
+            .map(|(key, _)| *key)
+            .collect();
+        if delegating.is_empty() {
+            return Ok(assemblies);
+        }
+        let candidates = self.candidates(conn, &delegating).await?;
+        let mut rosters: HashMap<(WorkspaceId, AgentId), Arc<[RosterEntry]>> = HashMap::new();
+        for key in delegating {
+            let caller = key.version.agent;
+            let roster = rosters
+                .entry((key.workspace, caller))
+                .or_insert_with(|| candidates.roster(key.workspace, caller).into());
+            if let Some(assembly) = assemblies.get_mut(&key) {
+                assembly.roster = roster.clone();
+            }
+        }
+        Ok(assemblies)
+    }
+
+    fn can_delegate(&self, tools: &[&str]) -> bool {
+        self.catalogue
+            .iter()
+            .any(|tool| tool.delegates && tools.contains(&tool.name))
+    }
+
+    async fn known_versions(
+        &self,
+        conn: &mut PgConnection,
+        keys: &[Key],
+    ) -> Result<HashMap<VersionKey, Arc<Known>>, store::Error> {
+        let wanted: BTreeSet<VersionKey> = keys.iter().map(|key| key.version).collect();
+        let mut known = kept(&self.known, &wanted);
+        let missing = without(wanted, &known);
+        let mut read = Vec::new();
+        for versions in missing.chunks(VERSIONS_PER_QUERY) {
+            for (key, version) in agents::versions_all_workspaces(conn, versions).await? {
+                let definition = Arc::new(version.definition);
+                read.push((
+                    key,
+                    Arc::new(Known {
+                        template: version.template,
+                        definition,
+                    }),
+                ));
+            }
+        }
+        keep(&self.known, DEFINITIONS_KEPT_MAX, &read);
+        known.extend(read);
+        Ok(known)
+    }
+
+    async fn candidates(
+        &self,
+        conn: &mut PgConnection,
+        keys: &[Key],
+    ) -> Result<Candidates, store::Error> {
+        let workspaces: BTreeSet<WorkspaceId> = keys.iter().map(|key| key.workspace).collect();
+        let workspaces: Vec<WorkspaceId> = workspaces.into_iter().collect();
+        let published = agents::roster_versions(conn, &workspaces).await?;
+        let wanted: BTreeSet<VersionKey> = published
+            .own
+            .iter()
+            .chain(&published.public)
+            .copied()
+            .collect();
+        let mut entries = kept(&self.entries, &wanted);
+        let missing = without(wanted, &entries);
+        let mut read = Vec::new();
+        for versions in missing.chunks(VERSIONS_PER_QUERY) {
+            for (key, version) in agents::versions_all_workspaces(conn, versions).await? {
+                read.push((
+                    key,
+                    RosterEntry::new(key.agent, &version.definition).map(Arc::new),
+                ));
+            }
+        }
+        keep(&self.entries, ENTRIES_KEPT_MAX, &read);
+        entries.extend(read);
+
+        let candidate = |key: VersionKey| Candidate {
+            workspace: key.workspace,
+            id: key.agent,
+            entry: entries.get(&key).cloned().flatten(),
+        };
+        let mut own: HashMap<WorkspaceId, Vec<Candidate>> = HashMap::new();
+        for key in published.own {
+            own.entry(key.workspace).or_default().push(candidate(key));
+        }
+        Ok(Candidates {
+            own,
+            public: published.public.into_iter().map(candidate).collect(),
+        })
+    }
+}
+
+/// The published agents at one moment, before anybody's point of view.
+#[derive(Default)]
+struct Candidates {
+    own: HashMap<WorkspaceId, Vec<Candidate>>,
+    /// Of all workspaces, oldest first.
+    public: Vec<Candidate>,
+}
+
+impl Candidates {
+    /// Whom an agent working in this workspace may be told about.
+    fn roster(&self, workspace: WorkspaceId, caller: AgentId) -> Vec<RosterEntry> {
+        let mut seen = HashSet::from([caller]);
+        let own = self.own.get(&workspace).into_iter().flatten();
+        let mut roster: Vec<RosterEntry> = own
+            .filter(|agent| seen.insert(agent.id))
+            .filter_map(|agent| agent.entry.as_deref().cloned())
+            .collect();
+        let foreign = self
+            .public
+            .iter()
+            .filter(|agent| agent.workspace != workspace);
+        let public = foreign
+            .filter(|agent| seen.insert(agent.id))
+            .filter_map(|agent| agent.entry.as_deref());
+        roster.extend(public.take(PUBLIC_ENTRIES_MAX).map(RosterEntry::lent));
+        roster.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
+        roster
+    }
+}
+
+fn kept<T: Clone>(
+    cache: &Mutex<HashMap<VersionKey, T>>,
+    wanted: &BTreeSet<VersionKey>,
+) -> HashMap<VersionKey, T> {
+    let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    wanted
+        .iter()
+        .filter_map(|key| cache.get(key).map(|value| (*key, value.clone())))
+        .collect()
+}
+
+/// A full cache starts anew: the next batches read again what they use.
+fn keep<T: Clone>(cache: &Mutex<HashMap<VersionKey, T>>, max: usize, read: &[(VersionKey, T)]) {
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    if cache.len() + read.len() > max {
+        cache.clear();
+    }
+    cache.extend(read.iter().take(max).cloned());
+}
+
+fn without<T>(wanted: BTreeSet<VersionKey>, known: &HashMap<VersionKey, T>) -> Vec<VersionKey> {
+    wanted
+        .into_iter()
+        .filter(|key| !known.contains_key(key))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use uuid::Uuid;
+
+    fn workspace(n: u128) -> WorkspaceId {
+        WorkspaceId(Uuid::from_u128(n))
+    }
+
+    fn agent(n: u128) -> AgentId {
+        AgentId(Uuid::from_u128(n))
+    }
+
+    fn candidate(home: u128, id: u128, name: &str, listed: bool) -> Candidate {
+        let config =
+            json!({"delegation_enabled": listed, "delegation_profile": {"description": "helps"}});
+        let definition = AgentDefinition::parse(&json!({"name": name, "config": config})).unwrap();
+        let entry = RosterEntry::new(agent(id), &definition).map(Arc::new);
+        Candidate {
+            workspace: workspace(home),
+            id: agent(id),
+            entry,
+        }
+    }
+
+    #[test]
+    fn a_roster_is_the_own_agents_and_foreign_public_ones_without_the_caller() {
+        //
+        let own = vec![
+            candidate(1, 10, "Zoe", true),
+            candidate(1, 11, "Caller", true),
+            candidate(1, 12, "Own twin", true),
+            candidate(1, 13, "Hidden own twin", false),
+            candidate(1, 15, "Ann", true),
+            candidate(1, 14, "Ann", true),
+        ];
+        let public = vec![
+            candidate(1, 10, "Zoe", true),
+            candidate(2, 11, "Foreign twin of the caller", true),
+            candidate(2, 12, "Foreign twin", true),
+            candidate(2, 13, "Foreign twin of a hidden one", true),
+            candidate(2, 20, "Lent", true),
+            candidate(3, 20, "Lent again", true),
+            candidate(3, 21, "Unwilling", false),
+        ];
+        let candidates = Candidates {
+            own: HashMap::from([(workspace(1), own)]),
+            public,
+        };
+        let seen = |home, caller| -> Vec<(String, u128, bool)> {
+            let roster = candidates.roster(workspace(home), agent(caller));
+            roster
+                .into_iter()
+                .map(|entry| (entry.name, entry.id.0.as_u128(), entry.public))
+                .collect()
+        };
+        let row = |name: &str, id, public| (name.to_owned(), id, public);
+        assert_eq!(
+            seen(1, 11),
+            [
+                row("Ann", 14, false),
+                row("Ann", 15, false),
+                row("Lent", 20, true),
+                row("Own twin", 12, false),
+                row("Zoe", 10, false),
+            ]
+        );
+        assert_eq!(
+            seen(2, 20),
+            [row("Zoe", 10, true)],
+            "a workspace without agents of its own, working with a lent one"
+        );
+    }
+
+    #[test]
+    fn strangers_can_not_fill_a_prompt() {
+        let public = (0..500)
+            .map(|n| candidate(2, 1_000 + n, "Lent", true))
+            .collect();
+        let candidates = Candidates {
+            own: HashMap::new(),
+            public,
+        };
+        let roster = candidates.roster(workspace(1), agent(1));
+        assert_eq!(roster.len(), PUBLIC_ENTRIES_MAX);
+        assert_eq!(
+            roster.last().map(|entry| entry.id),
+            Some(agent(1_199)),
+            "the oldest stay"
+        );
+    }
+}

@@ -13,6 +13,7 @@ pub mod checkpoint;
 pub mod claim;
 pub mod complete_awaits;
 pub mod delegate;
+pub mod demo;
 pub mod dispatch;
 mod finish;
 pub mod match_signals;

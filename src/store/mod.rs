@@ -1,5 +1,6 @@
 //! All SQL. Rows go in and out as domain types; no rule is decided here, every write carries its guard.
 
+pub mod agents;
 pub mod awaits;
 pub mod changes;
 pub mod events;
@@ -9,6 +10,7 @@ pub mod prompts;
 pub mod signals;
 pub mod steps;
 pub mod tasks;
+pub mod workspaces;
 
 use std::time::Duration;
 

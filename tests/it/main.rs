@@ -1,3 +1,4 @@
 mod llm;
 mod stub_llm;
+mod agents;
 mod support;

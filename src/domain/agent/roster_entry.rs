@@ -16,7 +16,6 @@ const CUT: &str = "… [cut]";
 
 /// Prints as the three lines of its bullet. Made only from a definition, so its texts are always harmless.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct RosterEntry {
     pub name: String,
     pub id: AgentId,
@@ -25,11 +24,13 @@ pub struct RosterEntry {
     pub example: String,
     /// Lent by another workspace.
     pub public: bool,
+    #[serde(skip)]
+    made_here: (),
 }
 
 impl RosterEntry {
     /// `None` for an agent that others are not to be told about.
-    pub fn new(id: AgentId, definition: &AgentDefinition, public: bool) -> Option<Self> {
+    pub fn new(id: AgentId, definition: &AgentDefinition) -> Option<Self> {
         let profile = definition
             .profile()
             .filter(|_| definition.accepts_delegation())?;
@@ -47,8 +48,16 @@ impl RosterEntry {
             id,
             description,
             example: harmless(profile.example_input, EXAMPLE_CHARS_MAX),
-            public,
+            public: false,
+            made_here: (),
         })
+    }
+
+    /// The same agent as another workspace sees it.
+    pub fn lent(&self) -> Self {
+        let mut entry = self.clone();
+        entry.public = true;
+        entry
     }
 }
 
@@ -175,7 +184,7 @@ mod tests {
             config,
             ..AgentDefinition::default()
         };
-        RosterEntry::new(AgentId::new(), &definition, false)
+        RosterEntry::new(AgentId::new(), &definition)
     }
 
     #[test]
@@ -255,7 +264,7 @@ mod tests {
         let listed = |config: serde_json::Value| {
             let definition =
                 AgentDefinition::parse(&json!({"name": "A", "config": config})).unwrap();
-            RosterEntry::new(AgentId::new(), &definition, false).is_some()
+            RosterEntry::new(AgentId::new(), &definition).is_some()
         };
         let profile = json!({"description": "Writes"});
         for (config, expected) in [

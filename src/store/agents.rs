@@ -1,0 +1,408 @@
+//! Agents and their versions. `agents.draft` is what authors edit, `agent_versions` is what tasks run and never changes.
+//!
+//! Two questions reach beyond the workspace, and only for the published versions of public agents: whom a call may name
+//! (`targets`), and whom a prompt lists (`roster_versions`). Each is two queries, one for the workspace's own agents and
+//! one for the others', so that none joins two workspaces (A-24).
+
+use super::Error;
+use crate::domain::agent::{AgentDefinition, Template, VersionKey};
+use crate::domain::ids::{AgentId, WorkspaceId};
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use sqlx::types::Json;
+use std::collections::{HashMap, HashSet};
+use uuid::Uuid;
+
+/// Foreign public agents that a roster is chosen from, oldest first: newcomers can not displace those that are in use.
+const PUBLIC_AGENTS_MAX: i64 = 2_000;
+
+/// An agent as its authors see it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Agent {
+    pub id: AgentId,
+    pub template: Template,
+    pub draft: AgentDefinition,
+    /// Grows with every write.
+    pub revision: i64,
+    pub published_version: Option<i32>,
+    /// The draft differs from the published version, or nothing is published yet.
+    pub has_unpublished_changes: bool,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+}
+
+struct Row {
+    id: AgentId,
+    template: Template,
+    draft: Json<AgentDefinition>,
+    revision: i64,
+    published_version: Option<i32>,
+    has_unpublished_changes: bool,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+}
+
+impl From<Row> for Agent {
+    fn from(row: Row) -> Self {
+        let Row {
+            id,
+            template,
+            draft,
+            revision,
+            published_version,
+            has_unpublished_changes,
+            created_at,
+            updated_at,
+        } = row;
+        Agent {
+            id,
+            template,
+            draft: draft.0,
+            revision,
+            published_version,
+            has_unpublished_changes,
+            created_at,
+            updated_at,
+        }
+    }
+}
+
+/// At revision 0, to be followed by `publish_locked` or `save_draft_if_revision`, which make it revision 1 in the same
+/// transaction. `false` when the id is taken: the agent is already there, perhaps deleted.
+pub async fn insert(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+    template: Template,
+    draft: &AgentDefinition,
+) -> Result<bool, Error> {
+    let done = sqlx::query!(
+        "insert into agents (workspace_id, id, template, name, draft, revision) values ($1, $2, $3, $4, $5, 0)
+        on conflict (workspace_id, id) do nothing",
+        workspace.0,
+        id.0,
+        template.as_str(),
+        draft.name,
+        Json(draft) as _
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+pub async fn get(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+) -> Result<Option<Agent>, Error> {
+    let row = sqlx::query_as!(
+        Row,
+        r#"select a.id as "id: AgentId", a.template as "template: Template", a.draft as "draft: Json<AgentDefinition>",
+            a.revision, a.published_version, a.created_at, a.updated_at,
+            (v.definition is distinct from a.draft) as "has_unpublished_changes!"
+        from agents a
+        left join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version
+        where a.workspace_id = $1 and a.id = $2 and a.deleted_at is null"#,
+        workspace.0,
+        id.0
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(Agent::from))
+}
+
+/// At most `limit` agents in order of id, which is the order of creation, beginning after `after`.
+pub async fn list(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    after: Option<AgentId>,
+    limit: i64,
+) -> Result<Vec<Agent>, Error> {
+    let rows = sqlx::query_as!(
+        Row,
+        r#"select a.id as "id: AgentId", a.template as "template: Template", a.draft as "draft: Json<AgentDefinition>",
+            a.revision, a.published_version, a.created_at, a.updated_at,
+            (v.definition is distinct from a.draft) as "has_unpublished_changes!"
+        from agents a
+        left join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version
+        where a.workspace_id = $1 and a.id > $2 and a.deleted_at is null
+        order by a.id limit $3"#,
+        workspace.0,
+        after.map_or(Uuid::nil(), |id| id.0),
+        limit
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(Agent::from).collect())
+}
+
+/// Locks the agent against other editors until the transaction ends; tasks that start on it do not wait.
+/// Its revision and template, `None` when it is not there.
+pub async fn lock(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+) -> Result<Option<(i64, Template)>, Error> {
+    let row = sqlx::query!(
+        r#"select revision, template as "template: Template" from agents
+        where workspace_id = $1 and id = $2 and deleted_at is null
+        for no key update"#,
+        workspace.0,
+        id.0
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|row| (row.revision, row.template)))
+}
+
+/// `false` when somebody else has written since `revision`.
+pub async fn save_draft_if_revision(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+    revision: i64,
+    draft: &AgentDefinition,
+) -> Result<bool, Error> {
+    let done = sqlx::query!(
+        "update agents set draft = $4, name = $5, revision = revision + 1, updated_at = now()
+        where workspace_id = $1 and id = $2 and revision = $3 and deleted_at is null",
+        workspace.0,
+        id.0,
+        revision,
+        Json(draft) as _,
+        draft.name
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Makes the draft the next version and the published one. Needs the agent's lock, which also numbers the versions.
+pub async fn publish_locked(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+) -> Result<i32, Error> {
+    let version = sqlx::query_scalar!(
+        r#"insert into agent_versions (workspace_id, agent_id, version, definition)
+        select a.workspace_id, a.id, 1 + coalesce((
+            select max(v.version) from agent_versions v where v.workspace_id = a.workspace_id and v.agent_id = a.id), 0),
+            a.draft
+        from agents a where a.workspace_id = $1 and a.id = $2 and a.deleted_at is null
+        returning version"#,
+        workspace.0,
+        id.0
+    )
+    .fetch_one(&mut *conn)
+    .await?;
+    sqlx::query!(
+        "update agents set published_version = $3, is_public = coalesce((draft ->> 'is_public')::boolean, false),
+            revision = revision + 1, updated_at = now()
+        where workspace_id = $1 and id = $2 and deleted_at is null",
+        workspace.0,
+        id.0,
+        version
+    )
+    .execute(conn)
+    .await?;
+    Ok(version)
+}
+
+/// `false` when it is not there (any more), or is the workspace's default agent, which stays (A-3).
+pub async fn soft_delete_if_custom(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+) -> Result<bool, Error> {
+    let done = sqlx::query!(
+        "update agents set deleted_at = now(), updated_at = now(), revision = revision + 1
+        where workspace_id = $1 and id = $2 and deleted_at is null and template <> 'default'",
+        workspace.0,
+        id.0
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// The agent that answers when a message names none. A workspace has it from its first moment (A-3).
+pub async fn default_agent(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+) -> Result<Option<VersionKey>, Error> {
+    let row = sqlx::query!(
+        r#"select id as "id: AgentId", published_version as "version!" from agents
+        where workspace_id = $1 and template = 'default' and published_version is not null and deleted_at is null"#,
+        workspace.0
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|row| VersionKey {
+        workspace,
+        agent: row.id,
+        version: row.version,
+    }))
+}
+
+/// An agent that may be given work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub key: VersionKey,
+    /// Of the published version.
+    pub name: String,
+}
+
+/// Those of `ids` that may be given work from this workspace: its own published agents, and public agents of others. On
+/// the same id its own wins. Unknown, deleted, unpublished and private foreign ones are missing alike (D-10).
+pub async fn targets(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    ids: &[AgentId],
+) -> Result<Vec<Target>, Error> {
+    let wanted: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let own = sqlx::query!(
+        r#"select a.workspace_id as "workspace: WorkspaceId", a.id as "id: AgentId", v.version,
+            v.definition ->> 'name' as "name!"
+        from agents a
+        join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version
+        where a.workspace_id = $1 and a.id = any($2) and a.deleted_at is null
+        order by a.id"#,
+        workspace.0,
+        &wanted
+    )
+    .fetch_all(&mut *conn)
+    .await?;
+    let public = sqlx::query!(
+        r#"select a.workspace_id as "workspace: WorkspaceId", a.id as "id: AgentId", v.version,
+            v.definition ->> 'name' as "name!"
+        from agents a
+        join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version
+        where a.workspace_id <> $1 and a.id = any($2) and a.is_public and a.deleted_at is null
+        order by a.id, a.workspace_id"#,
+        workspace.0,
+        &wanted
+    )
+    .fetch_all(conn)
+    .await?;
+    let own = own
+        .into_iter()
+        .map(|row| (row.workspace, row.id, row.version, row.name));
+    let public = public
+        .into_iter()
+        .map(|row| (row.workspace, row.id, row.version, row.name));
+    let mut seen = HashSet::new();
+    let targets = own
+        .chain(public)
+        .map(|(workspace, agent, version, name)| Target {
+            key: VersionKey {
+                workspace,
+                agent,
+                version,
+            },
+            name,
+        });
+    Ok(targets
+        .filter(|target| seen.insert(target.key.agent))
+        .collect())
+}
+
+/// A version as it was published, with what the agent is for life.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Version {
+    pub template: Template,
+    pub definition: AgentDefinition,
+}
+
+/// The named versions, whoever owns them: the keys come from tasks and rosters, never from a caller. One that is not
+/// there, or that this release can not read, is missing in the answer, so that it can not fail a batch.
+pub async fn versions_all_workspaces(
+    conn: &mut PgConnection,
+    keys: &[VersionKey],
+) -> Result<HashMap<VersionKey, Version>, Error> {
+    let workspaces: Vec<Uuid> = keys.iter().map(|key| key.workspace.0).collect();
+    let agents: Vec<Uuid> = keys.iter().map(|key| key.agent.0).collect();
+    let numbers: Vec<i32> = keys.iter().map(|key| key.version).collect();
+    let rows = sqlx::query!(
+        r#"select v.workspace_id as "workspace: WorkspaceId", v.agent_id as "agent: AgentId", v.version,
+            a.template as "template: Template", v.definition as "definition: Json<Box<serde_json::value::RawValue>>"
+        from unnest($1::uuid[], $2::uuid[], $3::integer[]) as wanted (workspace_id, agent_id, version)
+        join agent_versions v using (workspace_id, agent_id, version)
+        join agents a on a.workspace_id = v.workspace_id and a.id = v.agent_id"#,
+        &workspaces,
+        &agents,
+        &numbers
+    )
+    .fetch_all(conn)
+    .await?;
+    let mut versions = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let key = VersionKey {
+            workspace: row.workspace,
+            agent: row.agent,
+            version: row.version,
+        };
+        match serde_json::from_str(row.definition.get()) {
+            Ok(definition) => drop(versions.insert(
+                key,
+                Version {
+                    template: row.template,
+                    definition,
+                },
+            )),
+            Err(error) => tracing::error!(
+                workspace.id = %key.workspace, agent.id = %key.agent, agent.version = key.version,
+                "a stored agent version can not be read: {error}"
+            ),
+        }
+    }
+    Ok(versions)
+}
+
+/// The published versions that rosters are chosen from, as they are now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RosterVersions {
+    /// Of the workspaces asked for.
+    pub own: Vec<VersionKey>,
+    /// Public agents of all workspaces, those asked for among them.
+    pub public: Vec<VersionKey>,
+}
+
+pub async fn roster_versions(
+    conn: &mut PgConnection,
+    workspaces: &[WorkspaceId],
+) -> Result<RosterVersions, Error> {
+    let wanted: Vec<Uuid> = workspaces.iter().map(|workspace| workspace.0).collect();
+    let own = sqlx::query!(
+        r#"select workspace_id as "workspace: WorkspaceId", id as "id: AgentId", published_version as "version!"
+        from agents
+        where workspace_id = any($1) and published_version is not null and deleted_at is null
+        order by workspace_id, id"#,
+        &wanted
+    )
+    .fetch_all(&mut *conn)
+    .await?;
+    let public = sqlx::query!(
+        r#"select workspace_id as "workspace: WorkspaceId", id as "id: AgentId", published_version as "version!"
+        from agents
+        where is_public and deleted_at is null
+        order by id, workspace_id limit $1"#,
+        PUBLIC_AGENTS_MAX
+    )
+    .fetch_all(conn)
+    .await?;
+    let key = |workspace, agent, version| VersionKey {
+        workspace,
+        agent,
+        version,
+    };
+    Ok(RosterVersions {
+        own: own
+            .into_iter()
+            .map(|row| key(row.workspace, row.id, row.version))
+            .collect(),
+        public: public
+            .into_iter()
+            .map(|row| key(row.workspace, row.id, row.version))
+            .collect(),
+    })
+}
