@@ -36,8 +36,8 @@ pub struct Assembly {
     pub definition: Arc<AgentDefinition>,
     /// Names of the granted tools, in the order of the prompt.
     pub tools: Vec<&'static str>,
-    /// Empty without a delegate tool. Ordered by name, then id.
-    pub roster: Arc<[RosterEntry]>,
+    /// `None` without a delegate tool. Ordered by name, then id.
+    pub roster: Option<Arc<[RosterEntry]>>,
 }
 
 struct Known {
@@ -96,7 +96,7 @@ impl Assembler {
                 Assembly {
                     definition: version.definition.clone(),
                     tools,
-                    roster: Arc::default(),
+                    roster: None,
                 }
             });
         }
@@ -117,7 +117,7 @@ impl Assembler {
                 .entry((key.workspace, caller))
                 .or_insert_with(|| candidates.roster(key.workspace, caller).into());
             if let Some(assembly) = assemblies.get_mut(&key) {
-                assembly.roster = roster.clone();
+                assembly.roster = Some(roster.clone());
             }
         }
         Ok(assemblies)
