@@ -2,14 +2,15 @@
 //!
 //! Made for batches: however many steps are claimed at once, one `assemble_many` asks each table once, and mostly asks
 //! only which versions are published at this moment. Versions never change, so what has been read of them is kept. The
-//! roster is what prompts show; what a call may reach is asked again when it is executed (`store::agents::targets`, A-24).
+//! roster is what prompts show; what a call may reach is asked again when it is executed (`store::tasks::resolve_agents`, A-24).
 
-use crate::domain::agent::{AgentDefinition, RosterEntry, Template, VersionKey};
+use crate::domain::agent::{AgentDefinition, RosterEntry, Template};
 use crate::domain::grants::{ToolInfo, granted};
 use crate::domain::ids::{AgentId, WorkspaceId};
+use crate::domain::task::AgentRef;
 use crate::store::{self, agents};
 use sqlx::PgConnection;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Public agents of other workspaces in one roster: no stranger can fill a prompt.
@@ -24,9 +25,10 @@ const VERSIONS_PER_QUERY: usize = 200;
 pub struct Key {
     /// The task's workspace, whose roster it is.
     pub workspace: WorkspaceId,
-    pub version: VersionKey,
+    /// The version that the task runs.
+    pub agent: AgentRef,
     /// 0 for a top-level task.
-    pub depth: u32,
+    pub depth: i32,
     /// The task, or one above it, was created with `disable_delegation` (T-9, D-54).
     pub delegation_disabled: bool,
 }
@@ -56,14 +58,14 @@ struct Candidate {
 /// One per process.
 pub struct Assembler {
     catalogue: Vec<ToolInfo<'static>>,
-    max_depth: u32,
-    known: Mutex<HashMap<VersionKey, Arc<Known>>>,
-    entries: Mutex<HashMap<VersionKey, Option<Arc<RosterEntry>>>>,
+    max_depth: i32,
+    known: Mutex<HashMap<AgentRef, Arc<Known>>>,
+    entries: Mutex<HashMap<AgentRef, Option<Arc<RosterEntry>>>>,
 }
 
 impl Assembler {
     /// `max_depth` is `spawn_tasks.max_depth`: a task that deep can have no children, so it gets no delegate tool.
-    pub fn new(catalogue: Vec<ToolInfo<'static>>, max_depth: u32) -> Self {
+    pub fn new(catalogue: Vec<ToolInfo<'static>>, max_depth: i32) -> Self {
         Assembler {
             catalogue,
             max_depth,
@@ -82,7 +84,7 @@ impl Assembler {
         let known = self.known_versions(conn, keys).await?;
         let mut assemblies = HashMap::with_capacity(keys.len());
         for key in keys {
-            let Some(version) = known.get(&key.version) else {
+            let Some(version) = known.get(&key.agent) else {
                 continue;
             };
             assemblies.entry(*key).or_insert_with(|| {
@@ -112,7 +114,7 @@ impl Assembler {
         let candidates = self.candidates(conn, &delegating).await?;
         let mut rosters: HashMap<(WorkspaceId, AgentId), Arc<[RosterEntry]>> = HashMap::new();
         for key in delegating {
-            let caller = key.version.agent;
+            let caller = key.agent.agent;
             let roster = rosters
                 .entry((key.workspace, caller))
                 .or_insert_with(|| candidates.roster(key.workspace, caller).into());
@@ -133,8 +135,8 @@ impl Assembler {
         &self,
         conn: &mut PgConnection,
         keys: &[Key],
-    ) -> Result<HashMap<VersionKey, Arc<Known>>, store::Error> {
-        let wanted: BTreeSet<VersionKey> = keys.iter().map(|key| key.version).collect();
+    ) -> Result<HashMap<AgentRef, Arc<Known>>, store::Error> {
+        let wanted: HashSet<AgentRef> = keys.iter().map(|key| key.agent).collect();
         let mut known = kept(&self.known, &wanted);
         let missing = without(wanted, &known);
         let mut read = Vec::new();
@@ -160,10 +162,10 @@ impl Assembler {
         conn: &mut PgConnection,
         keys: &[Key],
     ) -> Result<Candidates, store::Error> {
-        let workspaces: BTreeSet<WorkspaceId> = keys.iter().map(|key| key.workspace).collect();
+        let workspaces: HashSet<WorkspaceId> = keys.iter().map(|key| key.workspace).collect();
         let workspaces: Vec<WorkspaceId> = workspaces.into_iter().collect();
         let published = agents::roster_versions(conn, &workspaces).await?;
-        let wanted: BTreeSet<VersionKey> = published
+        let wanted: HashSet<AgentRef> = published
             .own
             .iter()
             .chain(&published.public)
@@ -183,7 +185,7 @@ impl Assembler {
         keep(&self.entries, ENTRIES_KEPT_MAX, &read);
         entries.extend(read);
 
-        let candidate = |key: VersionKey| Candidate {
+        let candidate = |key: AgentRef| Candidate {
             workspace: key.workspace,
             id: key.agent,
             entry: entries.get(&key).cloned().flatten(),
@@ -230,9 +232,9 @@ impl Candidates {
 }
 
 fn kept<T: Clone>(
-    cache: &Mutex<HashMap<VersionKey, T>>,
-    wanted: &BTreeSet<VersionKey>,
-) -> HashMap<VersionKey, T> {
+    cache: &Mutex<HashMap<AgentRef, T>>,
+    wanted: &HashSet<AgentRef>,
+) -> HashMap<AgentRef, T> {
     let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
     wanted
         .iter()
@@ -241,7 +243,7 @@ fn kept<T: Clone>(
 }
 
 /// A full cache starts anew: the next batches read again what they use.
-fn keep<T: Clone>(cache: &Mutex<HashMap<VersionKey, T>>, max: usize, read: &[(VersionKey, T)]) {
+fn keep<T: Clone>(cache: &Mutex<HashMap<AgentRef, T>>, max: usize, read: &[(AgentRef, T)]) {
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
     if cache.len() + read.len() > max {
         cache.clear();
@@ -249,7 +251,7 @@ fn keep<T: Clone>(cache: &Mutex<HashMap<VersionKey, T>>, max: usize, read: &[(Ve
     cache.extend(read.iter().take(max).cloned());
 }
 
-fn without<T>(wanted: BTreeSet<VersionKey>, known: &HashMap<VersionKey, T>) -> Vec<VersionKey> {
+fn without<T>(wanted: HashSet<AgentRef>, known: &HashMap<AgentRef, T>) -> Vec<AgentRef> {
     wanted
         .into_iter()
         .filter(|key| !known.contains_key(key))

@@ -5,6 +5,7 @@
 
 use super::App;
 use super::auth::{AdminCaller, Caller};
+use super::cursor::Cursor;
 use super::error::{Error, FieldError, Problem};
 use super::extract::{FromQuery, Json, Path, Query, QueryReader};
 use crate::domain::agent::{
@@ -19,11 +20,12 @@ use axum::http::{StatusCode, header, request::Parts};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+const LIST: &str = "agents";
 const PAGE_DEFAULT: u32 = 50;
 const PAGE_MAX: u32 = 100;
 
@@ -128,8 +130,14 @@ struct Page {
 
 impl FromQuery for Page {
     fn from_query(query: &mut QueryReader) -> Self {
+        let expected = "the next_cursor of another page of this list";
+        let text: Option<String> = query.optional("cursor", expected);
+        let cursor = text.as_deref().and_then(|text| Cursor::decode(text, LIST));
+        if text.is_some() && cursor.is_none() {
+            query.refuse("cursor", format!("must be {expected}"));
+        }
         Page {
-            cursor: query.optional("cursor", "the next_cursor of another page"),
+            cursor: cursor.map(|cursor| AgentId(cursor.id)),
             limit: query.limit(PAGE_DEFAULT, PAGE_MAX),
         }
     }
@@ -154,11 +162,17 @@ async fn list_agents(
     let mut conn = app.pool.acquire().await.map_err(store::Error::from)?;
     let limit = page.limit as usize;
     let wanted = i64::from(page.limit) + 1;
-    let mut agents =
-        store::agents::list(&mut conn, caller.workspace, page.cursor, wanted).await?;
+    let mut agents = store::agents::list(&mut conn, caller.workspace, page.cursor, wanted).await?;
     let more = agents.len() > limit;
     agents.truncate(limit);
-    let next_cursor = agents.last().filter(|_| more).map(|agent| agent.id.to_string());
+    let next_cursor = agents.last().filter(|_| more).map(|last| {
+        Cursor {
+            list: LIST.to_owned(),
+            id: last.id.0,
+            key: String::new(),
+        }
+        .encode()
+    });
     let items = agents.into_iter().map(AgentView::from).collect();
     Ok(Json(AgentPage { items, next_cursor }))
 }
@@ -185,7 +199,12 @@ async fn create_agent(
         false => lifecycle::create(&app.pool, caller.workspace, &definition).await?,
     };
     let address = format!("/api/agents/{}", agent.id);
-    Ok((StatusCode::CREATED, [(header::LOCATION, address)], tagged(agent)).into_response())
+    Ok((
+        StatusCode::CREATED,
+        [(header::LOCATION, address)],
+        tagged(agent),
+    )
+        .into_response())
 }
 
 /// See an agent
@@ -241,13 +260,18 @@ async fn patch_agent(
     Json(mut body): Json<Value>,
 ) -> Result<Response, Error> {
     let revision = if_match.required()?;
-    if let Some(template) = body.as_object_mut().and_then(|body| body.shift_remove("template")) {
+    if let Some(template) = body
+        .as_object_mut()
+        .and_then(|body| body.shift_remove("template"))
+    {
         let agent = find(&app, caller.workspace, id).await?;
         if template.as_str() != Some(agent.template.as_str()) {
             return Err(Error::field("template", "can not be changed"));
         }
     }
-    Ok(tagged(lifecycle::patch(&app.pool, caller.workspace, id, revision, &body).await?))
+    Ok(tagged(
+        lifecycle::patch(&app.pool, caller.workspace, id, revision, &body).await?,
+    ))
 }
 
 /// Publish an agent's draft
@@ -274,7 +298,9 @@ async fn publish_agent(
     Path(id): Path<AgentId>,
     IfMatch(revision): IfMatch,
 ) -> Result<Response, Error> {
-    Ok(tagged(lifecycle::publish(&app.pool, caller.workspace, id, revision).await?))
+    Ok(tagged(
+        lifecycle::publish(&app.pool, caller.workspace, id, revision).await?,
+    ))
 }
 
 /// Delete an agent
@@ -349,12 +375,17 @@ async fn list_tools(_caller: Caller) -> Json<ToolPage> {
         default_enabled: tool.default_enabled,
         concurrency: tool.concurrency.into(),
     });
-    Json(ToolPage { items: items.collect(), next_cursor: None })
+    Json(ToolPage {
+        items: items.collect(),
+        next_cursor: None,
+    })
 }
 
 async fn find(app: &App, workspace: WorkspaceId, id: AgentId) -> Result<Agent, Error> {
     let mut conn = app.pool.acquire().await.map_err(store::Error::from)?;
-    store::agents::get(&mut conn, workspace, id).await?.ok_or(Error::NotFound)
+    store::agents::get(&mut conn, workspace, id)
+        .await?
+        .ok_or(Error::NotFound)
 }
 
 fn tagged(agent: Agent) -> Response {
@@ -386,12 +417,17 @@ fn read_new(mut body: Value) -> Result<(AgentDefinition, bool), Error> {
     match AgentDefinition::parse(&body) {
         Ok(definition) if faults.is_empty() => Ok((definition, draft)),
         Ok(_) => Err(Error::InvalidBody(faults)),
-        Err(error) => Err(Error::InvalidBody(faults.into_iter().chain(field_errors(error)).collect())),
+        Err(error) => Err(Error::InvalidBody(
+            faults.into_iter().chain(field_errors(error)).collect(),
+        )),
     }
 }
 
 fn field_errors(error: InvalidDefinition) -> impl Iterator<Item = FieldError> {
-    error.0.into_iter().map(|fault| FieldError::new(fault.path, fault.message))
+    error
+        .0
+        .into_iter()
+        .map(|fault| FieldError::new(fault.path, fault.message))
 }
 
 impl From<EditError> for Error {
@@ -452,13 +488,17 @@ fn refused(reason: &str) -> Error {
 fn revision(etag: &str) -> Option<i64> {
     let etag = etag.trim();
     let etag = etag.strip_prefix("W/").unwrap_or(etag);
-    let digits = etag.strip_prefix('"').and_then(|etag| etag.strip_suffix('"')).unwrap_or(etag);
+    let digits = etag
+        .strip_prefix('"')
+        .and_then(|etag| etag.strip_suffix('"'))
+        .unwrap_or(etag);
     digits.parse().ok().filter(|revision| *revision >= 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn an_etag_is_read_back() {
@@ -485,8 +525,14 @@ mod tests {
             Err(other) => vec![other.to_string()],
         };
         assert_eq!(faults(json!({"name": "A"})), ["A false"]);
-        assert_eq!(faults(json!({"name": "A", "draft": true, "template": "custom"})), ["A true"]);
-        assert_eq!(faults(json!({"name": "A", "draft": null, "template": null})), ["A false"]);
+        assert_eq!(
+            faults(json!({"name": "A", "draft": true, "template": "custom"})),
+            ["A true"]
+        );
+        assert_eq!(
+            faults(json!({"name": "A", "draft": null, "template": null})),
+            ["A false"]
+        );
         assert_eq!(
             faults(json!({"draft": "yes", "template": "default", "x": 1})),
             ["draft", "template", "name", "x"]

@@ -10,7 +10,6 @@ mod roster_entry;
 pub use parse::{FieldError, InvalidDefinition, merge_patch};
 pub use roster_entry::RosterEntry;
 
-use crate::domain::ids::{AgentId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -18,14 +17,6 @@ use utoipa::ToSchema;
 pub const NAME_CHARS_MAX: usize = 100;
 pub const INSTRUCTIONS_CHARS_MAX: usize = 200_000;
 pub const MAX_ITERATIONS_DEFAULT: u32 = 50;
-
-/// One version of one agent, named by all of its key: only a public agent's differs from the task's workspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct VersionKey {
-    pub workspace: WorkspaceId,
-    pub agent: AgentId,
-    pub version: i32,
-}
 
 /// Whether the agent was born with its workspace or made by an author. Fixed for life, hence no part of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type, ToSchema)]

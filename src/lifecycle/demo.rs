@@ -6,7 +6,7 @@
 use super::agents::{CreateWorkspaceError, definition, insert_published, insert_workspace};
 use crate::domain::agent::{AgentDefinition, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
-use crate::store::{self, agents, workspaces};
+use crate::store::{self, workspaces};
 use serde_json::json;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -34,9 +34,11 @@ pub async fn seed_demo(pool: &PgPool) -> Result<Demo, store::Error> {
             unreachable!("slug and name of the demo are constants, and tested")
         }
     };
-    let default = agents::default_agent(&mut tx, workspace).await?;
-    let lead = default
+    let default = store::tasks::resolve_agents(&mut tx, &[(workspace, None)]).await?;
+    let lead = default.into_iter().flatten().next();
+    let lead = lead
         .ok_or_else(|| corrupt("the demo workspace has no default agent"))?
+        .agent
         .agent;
     let researcher = seed(&mut tx, workspace, "researcher", &researcher()).await?;
     let writer = seed(&mut tx, workspace, "writer", &writer()).await?;

@@ -1,16 +1,16 @@
 //! Agents and their versions. `agents.draft` is what authors edit, `agent_versions` is what tasks run and never changes.
 //!
-//! Two questions reach beyond the workspace, and only for the published versions of public agents: whom a call may name
-//! (`targets`), and whom a prompt lists (`roster_versions`). Each is two queries, one for the workspace's own agents and
-//! one for the others', so that none joins two workspaces (A-24).
+//! Only `roster_versions` looks beyond the workspace, at published public agents. Which agent a call may name is asked
+//! elsewhere, where tasks are made (`store::tasks::resolve_agents`).
 
 use super::Error;
-use crate::domain::agent::{AgentDefinition, Template, VersionKey};
+use crate::domain::agent::{AgentDefinition, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
+use crate::domain::task::AgentRef;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use sqlx::types::Json;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use uuid::Uuid;
 
 /// Foreign public agents that a roster is chosen from, oldest first: newcomers can not displace those that are in use.
@@ -225,87 +225,6 @@ pub async fn soft_delete_if_custom(
     Ok(done.rows_affected() == 1)
 }
 
-/// The agent that answers when a message names none. A workspace has it from its first moment (A-3).
-pub async fn default_agent(
-    conn: &mut PgConnection,
-    workspace: WorkspaceId,
-) -> Result<Option<VersionKey>, Error> {
-    let row = sqlx::query!(
-        r#"select id as "id: AgentId", published_version as "version!" from agents
-        where workspace_id = $1 and template = 'default' and published_version is not null and deleted_at is null"#,
-        workspace.0
-    )
-    .fetch_optional(conn)
-    .await?;
-    Ok(row.map(|row| VersionKey {
-        workspace,
-        agent: row.id,
-        version: row.version,
-    }))
-}
-
-/// An agent that may be given work.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    pub key: VersionKey,
-    /// Of the published version.
-    pub name: String,
-}
-
-/// Those of `ids` that may be given work from this workspace: its own published agents, and public agents of others. On
-/// the same id its own wins. Unknown, deleted, unpublished and private foreign ones are missing alike (D-10).
-pub async fn targets(
-    conn: &mut PgConnection,
-    workspace: WorkspaceId,
-    ids: &[AgentId],
-) -> Result<Vec<Target>, Error> {
-    let wanted: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let own = sqlx::query!(
-        r#"select a.workspace_id as "workspace: WorkspaceId", a.id as "id: AgentId", v.version,
-            v.definition ->> 'name' as "name!"
-        from agents a
-        join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version
-        where a.workspace_id = $1 and a.id = any($2) and a.deleted_at is null
-        order by a.id"#,
-        workspace.0,
-        &wanted
-    )
-    .fetch_all(&mut *conn)
-    .await?;
-    let public = sqlx::query!(
-        r#"select a.workspace_id as "workspace: WorkspaceId", a.id as "id: AgentId", v.version,
-            v.definition ->> 'name' as "name!"
-        from agents a
-        join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version
-        where a.workspace_id <> $1 and a.id = any($2) and a.is_public and a.deleted_at is null
-        order by a.id, a.workspace_id"#,
-        workspace.0,
-        &wanted
-    )
-    .fetch_all(conn)
-    .await?;
-    let own = own
-        .into_iter()
-        .map(|row| (row.workspace, row.id, row.version, row.name));
-    let public = public
-        .into_iter()
-        .map(|row| (row.workspace, row.id, row.version, row.name));
-    let mut seen = HashSet::new();
-    let targets = own
-        .chain(public)
-        .map(|(workspace, agent, version, name)| Target {
-            key: VersionKey {
-                workspace,
-                agent,
-                version,
-            },
-            name,
-        });
-    Ok(targets
-        .filter(|target| seen.insert(target.key.agent))
-        .collect())
-}
-
 /// A version as it was published, with what the agent is for life.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Version {
@@ -317,8 +236,8 @@ pub struct Version {
 /// there, or that this release can not read, is missing in the answer, so that it can not fail a batch.
 pub async fn versions_all_workspaces(
     conn: &mut PgConnection,
-    keys: &[VersionKey],
-) -> Result<HashMap<VersionKey, Version>, Error> {
+    keys: &[AgentRef],
+) -> Result<HashMap<AgentRef, Version>, Error> {
     let workspaces: Vec<Uuid> = keys.iter().map(|key| key.workspace.0).collect();
     let agents: Vec<Uuid> = keys.iter().map(|key| key.agent.0).collect();
     let numbers: Vec<i32> = keys.iter().map(|key| key.version).collect();
@@ -336,7 +255,7 @@ pub async fn versions_all_workspaces(
     .await?;
     let mut versions = HashMap::with_capacity(rows.len());
     for row in rows {
-        let key = VersionKey {
+        let key = AgentRef {
             workspace: row.workspace,
             agent: row.agent,
             version: row.version,
@@ -362,9 +281,9 @@ pub async fn versions_all_workspaces(
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RosterVersions {
     /// Of the workspaces asked for.
-    pub own: Vec<VersionKey>,
+    pub own: Vec<AgentRef>,
     /// Public agents of all workspaces, those asked for among them.
-    pub public: Vec<VersionKey>,
+    pub public: Vec<AgentRef>,
 }
 
 pub async fn roster_versions(
@@ -390,7 +309,7 @@ pub async fn roster_versions(
     )
     .fetch_all(conn)
     .await?;
-    let key = |workspace, agent, version| VersionKey {
+    let key = |workspace, agent, version| AgentRef {
         workspace,
         agent,
         version,

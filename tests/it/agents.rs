@@ -1,13 +1,15 @@
 //! Workspaces, agents, versions, targets and rosters on a real database.
 
 use crate::support::database;
-use reconvene::domain::agent::{AgentDefinition, Template, VersionKey};
+use reconvene::domain::agent::{AgentDefinition, Template};
 use reconvene::domain::grants::ToolInfo;
 use reconvene::domain::ids::{AgentId, WorkspaceId};
+use reconvene::domain::task::AgentRef;
 use reconvene::lifecycle::agents::{self as lifecycle, CreateWorkspaceError, EditError};
 use reconvene::lifecycle::demo::seed_demo;
 use reconvene::roster::{Assembler, Assembly, Key};
 use reconvene::store::agents::{self, Agent};
+use reconvene::store::tasks::resolve_agents;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::collections::HashMap;
@@ -65,24 +67,34 @@ async fn insert_twin(
         .unwrap();
 }
 
-async fn default_agent(pool: &PgPool, workspace: WorkspaceId) -> VersionKey {
-    agents::default_agent(&mut pool.acquire().await.unwrap(), workspace)
+async fn default_agent(pool: &PgPool, workspace: WorkspaceId) -> AgentRef {
+    let mut conn = pool.acquire().await.unwrap();
+    let found = resolve_agents(&mut conn, &[(workspace, None)])
         .await
-        .unwrap()
-        .unwrap()
+        .unwrap();
+    found[0].unwrap().agent
 }
 
+/// Home and published name of those that this workspace may give work to.
 async fn target_names(
     pool: &PgPool,
     workspace: WorkspaceId,
     ids: &[AgentId],
 ) -> Vec<(WorkspaceId, String)> {
-    let targets = agents::targets(&mut pool.acquire().await.unwrap(), workspace, ids)
+    let mut conn = pool.acquire().await.unwrap();
+    let requests: Vec<_> = ids.iter().map(|id| (workspace, Some(*id))).collect();
+    let found = resolve_agents(&mut conn, &requests).await.unwrap();
+    let agents: Vec<AgentRef> = found
+        .into_iter()
+        .flatten()
+        .map(|target| target.agent)
+        .collect();
+    let versions = agents::versions_all_workspaces(&mut conn, &agents)
         .await
         .unwrap();
-    let mut names: Vec<_> = targets
+    let mut names: Vec<_> = versions
         .into_iter()
-        .map(|target| (target.key.workspace, target.name))
+        .map(|(agent, version)| (agent.workspace, version.definition.name))
         .collect();
     names.sort();
     names
@@ -253,7 +265,7 @@ async fn editing_changes_the_draft_and_publishing_makes_a_version() {
         "no longer public"
     );
 
-    let key = |version| VersionKey {
+    let key = |version| AgentRef {
         workspace: home,
         agent: draft.id,
         version,
@@ -380,7 +392,7 @@ async fn a_deleted_agent_is_gone_everywhere() {
     assert!(matches!(again, Err(EditError::NotFound)), "{again:?}");
     let saved = lifecycle::patch(&pool, home, agent.id, 2, &json!({"name": "B"})).await;
     assert!(matches!(saved, Err(EditError::NotFound)), "{saved:?}");
-    let key = VersionKey {
+    let key = AgentRef {
         workspace: home,
         agent: agent.id,
         version: 1,
@@ -486,7 +498,10 @@ async fn assemble(assembler: &Assembler, pool: &PgPool, keys: &[Key]) -> HashMap
 /// Of an agent that may delegate.
 fn listed(assembly: &Assembly) -> Vec<(&str, bool)> {
     let roster = assembly.roster.as_deref().unwrap();
-    roster.iter().map(|entry| (entry.name.as_str(), entry.public)).collect()
+    roster
+        .iter()
+        .map(|entry| (entry.name.as_str(), entry.public))
+        .collect()
 }
 
 #[tokio::test]
@@ -508,14 +523,14 @@ async fn a_batch_is_assembled_with_what_is_published_at_the_moment() {
     let lent = create(&pool, elsewhere, &public("Lent")).await;
     create(&pool, elsewhere, &helper("Private")).await;
 
-    let version = |workspace, agent| VersionKey {
+    let version = |workspace, agent| AgentRef {
         workspace,
         agent,
         version: 1,
     };
-    let key = |version| Key {
+    let key = |agent| Key {
         workspace: home,
-        version,
+        agent,
         depth: 0,
         delegation_disabled: false,
     };
@@ -531,7 +546,7 @@ async fn a_batch_is_assembled_with_what_is_published_at_the_moment() {
         workspace: elsewhere,
         ..lent_here
     };
-    let unknown = key(VersionKey {
+    let unknown = key(AgentRef {
         version: 99,
         ..lead
     });
@@ -578,7 +593,10 @@ async fn a_batch_is_assembled_with_what_is_published_at_the_moment() {
         .unwrap();
     let changed = assemble(&assembler, &pool, &[top]).await;
     assert_eq!(listed(&changed[&top]), [("Author", false)]);
-    assert_eq!(changed[&top].roster.as_deref().unwrap()[0].description, "a b");
+    assert_eq!(
+        changed[&top].roster.as_deref().unwrap()[0].description,
+        "a b"
+    );
     assert!(assemble(&assembler, &pool, &[]).await.is_empty());
 }
 
@@ -595,7 +613,7 @@ async fn one_unreadable_version_does_not_spoil_the_batch() {
         .unwrap();
     let key = |agent| Key {
         workspace: home,
-        version: VersionKey {
+        agent: AgentRef {
             workspace: home,
             agent,
             version: 1,
