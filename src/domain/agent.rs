@@ -4,10 +4,12 @@
 //! comes back from the database is read leniently (serde, absent fields get their default), so that an old version
 //! stays readable. Whether the named tools exist is not asked here: `grants` decides what is usable at run time.
 
+mod fields;
 mod parse;
 mod roster_entry;
 
-pub use parse::{FieldError, InvalidDefinition, merge_patch};
+pub use fields::FieldError;
+pub use parse::{InvalidDefinition, merge_patch};
 pub use roster_entry::RosterEntry;
 
 use serde::{Deserialize, Serialize};
