@@ -1,1 +1,248 @@
+//! Every key of `config.yaml` as typed sections, and the only reader of the environment.
+//!
+//! The defaults are the compiled-in `config.yaml`: a key exists if and only if it stands there. `layers` merges defaults,
+//! file and environment and knows where each value came from; `check` refuses values and combinations that cannot work, so
+//! that the rest of the program never meets them. An error names the file or variable, the path and the reason (P-20), and
+//! never repeats a secret.
 
+mod check;
+mod layers;
+
+pub use layers::ConfigError;
+
+use crate::config::layers::Layers;
+use secrecy::SecretString;
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The compiled-in defaults, with a comment for every key.
+pub const DEFAULTS: &str = include_str!("../config.yaml");
+
+/// All settings of one process. Read once at start; nothing reads the environment later.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub data_dir: PathBuf,
+    pub prompts_dir: Option<PathBuf>,
+    pub database: Database,
+    pub server: Server,
+    pub auth: Auth,
+    pub llm: Llm,
+    pub worker: Worker,
+    pub orchestrator: Orchestrator,
+    pub spawn_tasks: SpawnTasks,
+    pub tools: Tools,
+    pub http: Http,
+    pub log: Log,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Database {
+    /// `None`: the private PostgreSQL in `data_dir`.
+    pub url: Option<SecretString>,
+    pub max_connections: u32,
+    pub bin_dir: Option<PathBuf>,
+    pub acquire_timeout_seconds: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Server {
+    pub host: String,
+    /// 0: any free port.
+    pub port: u16,
+    pub shutdown_grace_seconds: u64,
+    pub body_limit_bytes: usize,
+    pub request_timeout_seconds: u64,
+    pub cors_origins: Vec<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Auth {
+    /// At least 32 bytes. `None`: see `commands::database::signing_secret`.
+    pub jwt_secret: Option<SecretString>,
+    pub algorithm: Algorithm,
+    /// A file or an http(s) URL. Present if and only if the algorithm is not HS256.
+    pub jwks: Option<String>,
+    pub issuer: String,
+    pub audience: String,
+    pub leeway_seconds: u64,
+}
+
+/// The algorithm that tokens must use; what a token says about itself does not count (P-3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum Algorithm {
+    HS256,
+    RS256,
+    ES256,
+    EdDSA,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Llm {
+    pub provider: Provider,
+    pub base_url: Option<String>,
+    pub api_key: Option<SecretString>,
+    /// Present unless the provider is offline.
+    pub model: Option<String>,
+    /// The first one included.
+    pub max_attempts: u32,
+    /// For a whole attempt.
+    pub timeout_seconds: u64,
+    /// Between two bytes.
+    pub idle_timeout_seconds: u64,
+    pub retry_base_ms: u64,
+    pub retry_max_seconds: u64,
+    #[serde(deserialize_with = "number_or_text")]
+    pub max_output_tokens: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Provider {
+    OpenAi,
+    Anthropic,
+    Gemini,
+    Offline,
+}
+
+impl Provider {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Provider::OpenAi => "openai",
+            Provider::Anthropic => "anthropic",
+            Provider::Gemini => "gemini",
+            Provider::Offline => "offline",
+        }
+    }
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Worker {
+    pub concurrency: u32,
+    pub tags: Vec<String>,
+    pub lease_seconds: u32,
+    pub max_attempts: u32,
+    pub poll_interval_ms: u64,
+    pub batch: u32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Orchestrator {
+    pub poll_interval_ms: u64,
+    pub batch: u32,
+    pub max_attempts: u32,
+    pub resume_retry_window_seconds: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpawnTasks {
+    pub max_depth: u32,
+    pub max_children_per_call: u32,
+    pub default_timeout_minutes: u32,
+    pub max_timeout_minutes: u32,
+    pub max_tree_size: u32,
+    pub summary_child_chars: usize,
+    pub summary_total_chars: usize,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tools {
+    pub max_result_chars: usize,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    pub allow_private_addresses: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    pub level: String,
+    pub format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Config {
+    /// Defaults, then `file`, then the environment as `env` answers for a variable's name.
+    pub fn load(
+        file: Option<&Path>,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<Config, ConfigError> {
+        let mut layers = Layers::new(DEFAULTS)?;
+        if let Some(file) = file {
+            layers.add_file(file)?;
+        }
+        layers.add_environment(env)?;
+        let config = layers.read::<Config>()?;
+        check::check(&config, &layers)?;
+        Ok(config)
+    }
+
+    /// The defaults alone, whatever the environment says.
+    pub fn from_defaults() -> Config {
+        Config::load(None, |_| None).expect("the compiled-in config.yaml is valid")
+    }
+
+    /// The name of the environment variable for the key `path`.
+    pub fn variable(path: &str) -> String {
+        layers::variable(path)
+    }
+}
+
+/// The file that is read when none is named: `config.yaml` in the working directory, if there is one.
+pub fn file_in_working_directory() -> Option<PathBuf> {
+    Some(PathBuf::from("config.yaml")).filter(|file| file.is_file())
+}
+
+/// A variable of the real environment. Text that is not UTF-8 becomes unreadable rather than "not set".
+pub fn environment(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// The folders of the search path, for finding programs.
+pub fn program_folders() -> Vec<PathBuf> {
+    std::env::var_os("PATH")
+        .map(|path| std::env::split_paths(&path).collect())
+        .unwrap_or_default()
+}
+
+/// An optional number has no default that would tell its type, so from the environment it arrives as text.
+fn number_or_text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
+    use serde_json::Value;
+    let text = match Option::<Value>::deserialize(value)? {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) => text,
+        Some(other) => other.to_string(),
+    };
+    text.trim().parse().map(Some).map_err(|_| {
+        serde::de::Error::custom(format_args!(
+            "`{text}` is not a whole number that is 0 or more"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests;
