@@ -1,4 +1,5 @@
 mod llm;
 mod stub_llm;
 mod agents;
+mod embedded;
 mod support;
