@@ -16,6 +16,7 @@ pub mod delegate;
 pub mod demo;
 pub mod dispatch;
 mod finish;
+pub mod forget;
 pub mod match_signals;
 pub mod requeue;
 mod resume;

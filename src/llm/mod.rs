@@ -228,8 +228,14 @@ mod tests {
     fn the_configuration_names_a_model_or_says_what_is_supported() {
         // L-10, P-22
         let mut llm = Config::from_defaults().llm;
-        let names = ModelSettings { name: Some("agents-own".into()), ..ModelSettings::default() };
-        assert_eq!(Models::from_config(&llm).unwrap().name_for(&names), OFFLINE_MODEL);
+        let names = ModelSettings {
+            name: Some("agents-own".into()),
+            ..ModelSettings::default()
+        };
+        assert_eq!(
+            Models::from_config(&llm).unwrap().name_for(&names),
+            OFFLINE_MODEL
+        );
 
         llm.provider = Provider::OpenAi;
         llm.base_url = Some("http://localhost:1/v1".to_owned());
@@ -238,12 +244,18 @@ mod tests {
         assert_eq!(models.name_for(&ModelSettings::default()), "m");
         assert_eq!(models.name_for(&names), "agents-own");
         llm.model = None;
-        assert_eq!(Models::from_config(&llm).err().unwrap().setting, "llm.model");
+        assert_eq!(
+            Models::from_config(&llm).err().unwrap().setting,
+            "llm.model"
+        );
 
         for provider in [Provider::Anthropic, Provider::Gemini] {
             llm.provider = provider;
             let error = Models::from_config(&llm).err().unwrap().to_string();
-            assert!(error.starts_with("llm.provider: ") && error.contains("`openai`"), "{error}");
+            assert!(
+                error.starts_with("llm.provider: ") && error.contains("`openai`"),
+                "{error}"
+            );
         }
     }
 }

@@ -1,1 +1,110 @@
+//! The orchestrator: moves tasks. Its loops find their work in the tables and may run in any number of processes at
+//! once; what one has locked the others skip.
 
+use crate::{
+    config::Config,
+    domain::delegation::SummaryLimits,
+    lifecycle::{self, dispatch::Dispatcher},
+    runtime::{Hub, Progress, Shutdown, Work, run_loop},
+    store,
+};
+use sqlx::PgPool;
+use std::{sync::Arc, time::Duration};
+
+/// How often due awaits and lost leases are looked for.
+const SWEEP_EVERY: Duration = Duration::from_millis(1000);
+/// How often what has outlived its use is removed.
+const CLEAN_EVERY: Duration = Duration::from_secs(600);
+
+pub struct Orchestrator {
+    pool: PgPool,
+    hub: Arc<Hub>,
+    dispatcher: Dispatcher,
+    poll: Duration,
+    batch: u32,
+    step_attempts_max: u32,
+}
+
+impl Orchestrator {
+    pub fn new(config: &Config, pool: PgPool, hub: Arc<Hub>) -> Self {
+        let own = &config.orchestrator;
+        let dispatcher = Dispatcher {
+            batch: own.batch,
+            attempts_max: own.max_attempts,
+            summary: SummaryLimits {
+                child_chars: config.spawn_tasks.summary_child_chars,
+                total_chars: config.spawn_tasks.summary_total_chars,
+            },
+        };
+        Self {
+            pool,
+            hub,
+            dispatcher,
+            poll: Duration::from_millis(own.poll_interval_ms),
+            batch: own.batch,
+            step_attempts_max: config.worker.max_attempts,
+        }
+    }
+
+    /// Runs all loops until the soft stop.
+    pub async fn run(self, shutdown: Shutdown) {
+        let this = &self;
+        let stop = &shutdown.soft;
+        let sweep = SWEEP_EVERY.min(this.poll);
+        tokio::join!(
+            run_loop(
+                "events",
+                stop.clone(),
+                this.poll,
+                async || this.hub.woken(Work::Events).await,
+                async || this.dispatch().await,
+            ),
+            run_loop(
+                "signal_matcher",
+                stop.clone(),
+                this.poll,
+                async || this.hub.woken(Work::Signals).await,
+                async || this.match_signals().await,
+            ),
+            run_loop("await_timeouts", stop.clone(), sweep, never, async || this
+                .time_out()
+                .await),
+            run_loop("reaper", stop.clone(), sweep, never, async || this
+                .reap()
+                .await),
+            run_loop("cleaner", stop.clone(), CLEAN_EVERY, never, async || this
+                .clean()
+                .await),
+        );
+    }
+
+    /// Handles one batch of events.
+    pub async fn dispatch(&self) -> Result<Progress, store::Error> {
+        self.dispatcher.run_once(&self.pool, &self.hub).await
+    }
+
+    /// The SignalMatcher: one batch of signals.
+    pub async fn match_signals(&self) -> Result<Progress, store::Error> {
+        lifecycle::match_signals::match_signals(&self.pool, &self.hub, self.batch).await
+    }
+
+    /// The AwaitTimeoutProcessor: one batch of due awaits.
+    pub async fn time_out(&self) -> Result<Progress, store::Error> {
+        lifecycle::time_out::time_out(&self.pool, &self.hub, self.batch).await
+    }
+
+    /// Takes back one batch of steps whose lease has run out.
+    pub async fn reap(&self) -> Result<Progress, store::Error> {
+        lifecycle::requeue::reap(&self.pool, &self.hub, self.batch, self.step_attempts_max).await
+    }
+
+    async fn clean(&self) -> Result<Progress, store::Error> {
+        let mut conn = self.pool.acquire().await?;
+        lifecycle::forget::forget_old(&mut conn).await?;
+        Ok(Progress::Idle)
+    }
+}
+
+async fn never() {
+    std::future::pending().await
+}

@@ -40,6 +40,8 @@ pub struct Outgoing {
     pub feeds: HashSet<TaskId>,
     pub stopped: HashSet<TaskId>,
     pub watched: HashSet<TaskId>,
+    /// This process has just begun to listen.
+    pub hello: bool,
     /// Model text for watchers elsewhere: workspace, task, turn, text.
     pub deltas: Vec<(WorkspaceId, TaskId, i32, String)>,
 }
@@ -164,6 +166,19 @@ impl Hub {
     /// Whether hints go out at all. A process that is alone sends none.
     pub fn set_has_peers(&self, has: bool) {
         self.has_peers.store(has, Ordering::Relaxed);
+    }
+
+    /// Tells the others that this process is there, so that they send hints from now on.
+    pub fn announce_hello(&self) {
+        self.send(|out| out.hello = true);
+    }
+
+    /// Tells the others again which tasks are followed here.
+    pub fn renew_interest(&self) {
+        let watched = self.watched();
+        if !watched.is_empty() {
+            self.send(|out| out.watched.extend(watched));
+        }
     }
 
     /// Returns when there is something to send to other processes.

@@ -2,6 +2,7 @@
 
 pub mod agents;
 pub mod awaits;
+pub mod bus;
 pub mod changes;
 pub mod events;
 pub mod idempotency;

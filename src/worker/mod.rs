@@ -1,1 +1,240 @@
+//! The worker: claims steps, asks models, runs tools. No transaction and no connection is held while anything slow
+//! runs.
 
+mod context;
+mod history;
+mod lease;
+mod turn;
+
+use crate::{
+    config::Config,
+    domain::{delegation, retry},
+    lifecycle::{
+        self,
+        checkpoint::{Checkpointer, Commit, Outcome},
+    },
+    llm::Models,
+    prompts::Prompts,
+    runtime::{Hub, Progress, Shutdown, Work, run_loop},
+    store::{
+        self,
+        steps::{Claimed, GiveBack},
+    },
+};
+use context::{Context, Loader};
+use lease::Held;
+use sqlx::PgPool;
+use std::{sync::Arc, time::Duration};
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// What every running step shares.
+struct Shared {
+    pool: PgPool,
+    hub: Arc<Hub>,
+    models: Models,
+    loader: Loader,
+    checkpointer: Checkpointer,
+    held: Arc<Held>,
+    limits: delegation::Limits,
+    retry: retry::Limits,
+    result_chars: usize,
+}
+
+pub struct Worker {
+    shared: Arc<Shared>,
+    slots: Arc<Semaphore>,
+    running: TaskTracker,
+    shutdown: Shutdown,
+    lease_secs: u32,
+    batch: u32,
+    poll: Duration,
+}
+
+impl Worker {
+    pub fn new(
+        config: &Config,
+        pool: PgPool,
+        hub: Arc<Hub>,
+        models: Models,
+        prompts: Prompts,
+        shutdown: Shutdown,
+    ) -> Self {
+        let (worker, spawn) = (&config.worker, &config.spawn_tasks);
+        let checkpointer = Checkpointer::start(
+            pool.clone(),
+            hub.clone(),
+            worker.lease_seconds,
+            worker.batch as usize,
+        );
+        let shared = Shared {
+            loader: Loader::new(prompts, spawn.max_depth, config.tools.max_result_chars),
+            held: Arc::default(),
+            limits: delegation::Limits {
+                max_depth: spawn.max_depth as i32,
+                max_children_per_call: spawn.max_children_per_call as usize,
+                default_timeout_minutes: spawn.default_timeout_minutes,
+                max_timeout_minutes: spawn.max_timeout_minutes,
+            },
+            retry: retry::Limits {
+                attempts_max: config.llm.max_attempts,
+                base: Duration::from_millis(config.llm.retry_base_ms),
+                max: Duration::from_secs(config.llm.retry_max_seconds),
+            },
+            result_chars: config.tools.max_result_chars,
+            pool,
+            hub,
+            models,
+            checkpointer,
+        };
+        Self {
+            shared: Arc::new(shared),
+            slots: Arc::new(Semaphore::new(worker.concurrency as usize)),
+            running: TaskTracker::new(),
+            shutdown,
+            lease_secs: worker.lease_seconds,
+            batch: worker.batch,
+            poll: Duration::from_millis(worker.poll_interval_ms),
+        }
+    }
+
+    /// Works until the soft stop, then waits for the steps that are held; the hard stop makes them give back.
+    pub async fn run(self) {
+        let shared = &self.shared;
+        // Leases are kept beyond the soft stop, as long as steps are held.
+        let keeping = CancellationToken::new();
+        let keeper = tokio::spawn(lease::keep(
+            shared.held.clone(),
+            shared.pool.clone(),
+            shared.hub.clone(),
+            self.lease_secs,
+            keeping.clone(),
+        ));
+        run_loop(
+            "worker",
+            self.shutdown.soft.clone(),
+            self.poll,
+            async || {
+                // A hint while no slot is free must not make the loop spin; a slot that is freed is a hint too.
+                shared.hub.woken(Work::Steps).await;
+            },
+            async || self.claim_and_start().await,
+        )
+        .await;
+        self.running.close();
+        self.running.wait().await;
+        keeping.cancel();
+        let _ = keeper.await;
+    }
+
+    async fn claim_and_start(&self) -> Result<Progress, store::Error> {
+        let free = self.slots.available_permits().min(self.batch as usize) as u32;
+        if free == 0 {
+            return Ok(Progress::Idle);
+        }
+        let shared = &self.shared;
+        let claimed =
+            lifecycle::claim::claim(&shared.pool, shared.hub.process, self.lease_secs, free)
+                .await?;
+        if claimed.is_empty() {
+            return Ok(Progress::Idle);
+        }
+        let contexts = match shared.loader.load(&shared.pool, &claimed).await {
+            Ok(contexts) => contexts,
+            Err(error) => {
+                // The steps are ours for the length of a lease; give them back rather than let them wait it out.
+                for step in &claimed {
+                    let _ = lifecycle::requeue::give_back(
+                        &shared.pool,
+                        &shared.hub,
+                        &step.claim,
+                        GiveBack::Shutdown,
+                    )
+                    .await;
+                }
+                return Err(error);
+            }
+        };
+        let count = claimed.len();
+        for (step, context) in claimed.into_iter().zip(contexts) {
+            let Ok(permit) = self.slots.clone().try_acquire_owned() else {
+                break;
+            };
+            let shared = shared.clone();
+            let hard = self.shutdown.hard.clone();
+            self.running.spawn(async move {
+                run_step(&shared, step, context, &hard).await;
+                drop(permit);
+                shared.hub.wake_local(Work::Steps);
+            });
+        }
+        Ok(Progress::Did(count))
+    }
+}
+
+async fn run_step(
+    shared: &Shared,
+    step: Claimed,
+    context: Option<Result<Context, crate::prompts::PromptError>>,
+    hard: &CancellationToken,
+) {
+    let mut guard = shared.held.hold(step.claim, hard);
+    let lost = guard.lost.clone();
+    let work = async {
+        match context {
+            Some(Ok(context)) => turn::run(shared, &mut guard, step, context).await,
+            Some(Err(error)) => {
+                fail(
+                    shared,
+                    &step,
+                    "internal",
+                    &format!("The prompt can not be built: {error}"),
+                )
+                .await
+            }
+            None => {
+                let text = "The task's agent can not be read. Publish the agent again and send a new message.";
+                fail(shared, &step, "agent_unavailable", text).await
+            }
+        }
+    };
+    let result = tokio::select! {
+        result = work => result,
+        () = lost.cancelled() => Ok(()),
+    };
+    if let Err(error) = result {
+        // The lease runs out and another attempt is made; what was committed is found by it.
+        tracing::warn!(task.id = %guard.claim().key.task, step.id = %guard.claim().step, %error,
+            "step {} could not be committed: {error}", guard.claim().step);
+    }
+    if hard.is_cancelled() {
+        let _ = lifecycle::requeue::give_back(
+            &shared.pool,
+            &shared.hub,
+            guard.claim(),
+            GiveBack::Shutdown,
+        )
+        .await;
+    }
+}
+
+async fn fail(
+    shared: &Shared,
+    step: &Claimed,
+    code: &str,
+    message: &str,
+) -> Result<(), Arc<store::Error>> {
+    let failure = crate::domain::task::Failure::new(code, message);
+    let outcome = Outcome::Failed {
+        failure,
+        model: None,
+    };
+    shared
+        .checkpointer
+        .commit(Commit {
+            claim: step.claim,
+            outcome,
+        })
+        .await
+        .map(|_| ())
+}

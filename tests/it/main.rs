@@ -1,5 +1,5 @@
-mod llm;
-mod stub_llm;
 mod agents;
 mod embedded;
+mod llm;
+mod stub_llm;
 mod support;

@@ -140,7 +140,9 @@ async fn an_error_inside_a_stream_is_a_failure() {
     assert!(is_retryable(
         &ask_once(Reply::status(200, "{\"choices\":[{\"mess")).await
     ));
-    assert!(is_retryable(&ask_once(Reply::json(&json!({"detail": "warming up"}))).await));
+    assert!(is_retryable(
+        &ask_once(Reply::json(&json!({"detail": "warming up"}))).await
+    ));
     let named = format!("event: error\ndata: {overloaded}\n\n");
     let error = ask_once(Reply::chunks([named])).await.unwrap_err();
     assert_eq!((error.retry, error.status), (Retry::After(None), Some(529)));

@@ -1,0 +1,345 @@
+//! Carries the hub's hints between processes, through PostgreSQL notifications (O-3).
+//!
+//! A hint is sent in a transaction of its own, after the one that made the work, and at most once per `GATHER`:
+//! notifying takes a lock that is global to the database, so the hot transactions must not do it. A process that is
+//! alone sends none. The listening connection is the bus's own, not one of the pool's; when it breaks it is made anew,
+//! and every loop and watcher is told to look, since whatever was sent meanwhile is lost (H-17). The tables are the
+//! truth: without any notification, polling finds everything.
+
+use crate::{
+    domain::ids::{ProcessId, TaskId},
+    runtime::{Change, Hub, Outgoing, Progress, Shutdown, Work, run_loop},
+    store::{self, bus as sql},
+};
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgListener, PgPoolOptions},
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+/// Hints that come within this time leave together.
+const GATHER: Duration = Duration::from_millis(4);
+/// How often a process says that it is alive, and renews its interest in the tasks it watches.
+const BEAT_EVERY: Duration = Duration::from_secs(5);
+/// A process that has been silent for so long is not counted.
+const SILENT: Duration = Duration::from_secs(20);
+/// Task ids in one notification: 36 characters each, and the limit is 8,000.
+const IDS_PER_NOTIFICATION: usize = 150;
+
+pub struct Bus {
+    hub: Arc<Hub>,
+    pool: PgPool,
+    options: PgConnectOptions,
+    roles: Vec<String>,
+    is_listening: AtomicBool,
+    newest_chunk: AtomicI64,
+}
+
+impl Bus {
+    pub fn new(hub: Arc<Hub>, pool: PgPool, roles: Vec<String>) -> Self {
+        let options = (*pool.connect_options()).clone();
+        Self {
+            hub,
+            pool,
+            options,
+            roles,
+            is_listening: AtomicBool::new(false),
+            newest_chunk: AtomicI64::new(0),
+        }
+    }
+
+    /// Whether hints of other processes arrive; shown by `/readyz`.
+    pub fn is_listening(&self) -> bool {
+        self.is_listening.load(Ordering::Relaxed)
+    }
+
+    /// Runs until the soft stop.
+    pub async fn run(&self, shutdown: Shutdown) {
+        let stop = &shutdown.soft;
+        tokio::join!(
+            run_loop(
+                "listener",
+                stop.clone(),
+                Duration::from_millis(250),
+                async || std::future::pending().await,
+                async || {
+                    tokio::select! {
+                        () = stop.cancelled() => Ok(Progress::Idle),
+                        result = self.listen() => result,
+                    }
+                },
+            ),
+            run_loop(
+                "notifier",
+                stop.clone(),
+                BEAT_EVERY,
+                async || self.hub.outgoing_ready().await,
+                async || {
+                    tokio::time::sleep(GATHER).await;
+                    self.send().await
+                }
+            ),
+            run_loop(
+                "process_heartbeat",
+                stop.clone(),
+                BEAT_EVERY,
+                async || std::future::pending().await,
+                async || self.beat().await,
+            ),
+        );
+        if let Ok(mut conn) = self.pool.acquire().await {
+            let _ = sql::leave(&mut conn, self.hub.process).await;
+        }
+    }
+
+    /// Listens until the connection breaks.
+    async fn listen(&self) -> Result<Progress, store::Error> {
+        // A pool of one that nobody else uses: the service's own pool may be as small as one connection.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .connect_with(self.options.clone())
+            .await?;
+        let mut listener = PgListener::connect_with(&pool).await?;
+        listener.ignore_pool_close_event(true);
+        listener.listen(sql::CHANNEL).await?;
+        self.newest_chunk.store(
+            sql::newest_chunk(&mut *self.pool.acquire().await?).await?,
+            Ordering::Relaxed,
+        );
+        self.is_listening.store(true, Ordering::Relaxed);
+        self.beat().await?;
+        self.hub.announce_hello();
+        self.look_everywhere();
+        let result = loop {
+            match listener.try_recv().await {
+                Ok(Some(notification)) => self.receive(notification.payload()).await,
+                // The connection was lost, and with it whatever was sent meanwhile.
+                Ok(None) => break Ok(Progress::Did(1)),
+                Err(error) => break Err(error.into()),
+            }
+        };
+        self.is_listening.store(false, Ordering::Relaxed);
+        result
+    }
+
+    fn look_everywhere(&self) {
+        for work in [Work::Events, Work::Signals, Work::Steps] {
+            self.hub.wake_local(work);
+        }
+        for task in self.hub.watched() {
+            self.hub.tell_local(task, Change::Lagged);
+        }
+    }
+
+    async fn beat(&self) -> Result<Progress, store::Error> {
+        let mut conn = self.pool.acquire().await?;
+        let host = std::fs::read_to_string("/etc/hostname").unwrap_or_default();
+        let others = sql::beat(
+            &mut conn,
+            self.hub.process,
+            &self.roles,
+            host.trim(),
+            SILENT.as_secs_f64(),
+        )
+        .await?;
+        self.hub.set_has_peers(others > 0);
+        self.hub.renew_interest();
+        Ok(Progress::Idle)
+    }
+
+    async fn send(&self) -> Result<Progress, store::Error> {
+        let outgoing = self.hub.take_outgoing();
+        if outgoing == Outgoing::default() {
+            return Ok(Progress::Idle);
+        }
+        let mut conn = self.pool.acquire().await?;
+        if !outgoing.deltas.is_empty() {
+            sql::put_chunks(&mut conn, &outgoing.deltas).await?;
+        }
+        sql::notify(&mut conn, &payloads(self.hub.process, &outgoing)).await?;
+        Ok(Progress::Idle)
+    }
+
+    async fn receive(&self, payload: &str) {
+        let Some((from, hint)) = parse(payload) else {
+            return;
+        };
+        if from == self.hub.process {
+            return;
+        }
+        self.hub.set_has_peers(true);
+        match hint {
+            Hint::Hello => self.hub.renew_interest(),
+            Hint::Work(work) => self.hub.wake_local(work),
+            Hint::Watched(tasks) => self.hub.watched_elsewhere(tasks),
+            Hint::Stopped(tasks) => self.hub.stopped_elsewhere(tasks),
+            Hint::Feeds(tasks) => {
+                tasks
+                    .into_iter()
+                    .for_each(|task| self.hub.tell_local(task, Change::Feed));
+            }
+            Hint::Deltas(tasks) => {
+                if let Err(error) = self.pass_chunks(&tasks).await {
+                    tracing::debug!(%error, "streamed text was not read: {error}");
+                }
+            }
+        }
+    }
+
+    /// Hands the text that other processes have written to the watchers here.
+    async fn pass_chunks(&self, tasks: &[TaskId]) -> Result<(), store::Error> {
+        let watched = self.hub.watched();
+        let tasks: Vec<TaskId> = tasks
+            .iter()
+            .copied()
+            .filter(|t| watched.contains(t))
+            .collect();
+        if tasks.is_empty() {
+            return Ok(());
+        }
+        let after = self.newest_chunk.load(Ordering::Relaxed);
+        let mut conn = self.pool.acquire().await?;
+        for chunk in sql::chunks_all_workspaces(&mut conn, &tasks, after).await? {
+            self.newest_chunk.fetch_max(chunk.id, Ordering::Relaxed);
+            self.hub.tell_local(
+                chunk.task,
+                Change::Delta {
+                    turn: chunk.turn,
+                    text: chunk.text,
+                },
+            );
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Hint {
+    Hello,
+    Work(Work),
+    Feeds(Vec<TaskId>),
+    Deltas(Vec<TaskId>),
+    Watched(Vec<TaskId>),
+    Stopped(Vec<TaskId>),
+}
+
+/// `PROCESS KIND [ID,ID,…]`, one notification each.
+fn payloads(process: ProcessId, out: &Outgoing) -> Vec<String> {
+    let mut payloads: Vec<String> = out
+        .work
+        .iter()
+        .map(|work| match work {
+            Work::Events => format!("{process} events"),
+            Work::Signals => format!("{process} signals"),
+            Work::Steps => format!("{process} steps"),
+        })
+        .collect();
+    if out.hello {
+        payloads.push(format!("{process} hello"));
+    }
+    let mut deltas: Vec<TaskId> = out.deltas.iter().map(|d| d.1).collect();
+    deltas.sort_unstable();
+    deltas.dedup();
+    let lists = [
+        ("watched", out.watched.iter().copied().collect()),
+        ("stopped", out.stopped.iter().copied().collect()),
+        ("deltas", deltas),
+        ("feeds", out.feeds.iter().copied().collect::<Vec<_>>()),
+    ];
+    for (kind, tasks) in lists {
+        for ids in tasks.chunks(IDS_PER_NOTIFICATION) {
+            let ids: Vec<String> = ids.iter().map(TaskId::to_string).collect();
+            payloads.push(format!("{process} {kind} {}", ids.join(",")));
+        }
+    }
+    payloads
+}
+
+fn parse(payload: &str) -> Option<(ProcessId, Hint)> {
+    let mut parts = payload.split(' ');
+    let process = parts.next()?.parse().ok()?;
+    let kind = parts.next()?;
+    let mut ids = || {
+        parts
+            .next()?
+            .split(',')
+            .map(|id| id.parse().ok())
+            .collect::<Option<Vec<TaskId>>>()
+    };
+    let hint = match kind {
+        "hello" => Hint::Hello,
+        "events" => Hint::Work(Work::Events),
+        "signals" => Hint::Work(Work::Signals),
+        "steps" => Hint::Work(Work::Steps),
+        "watched" => Hint::Watched(ids()?),
+        "stopped" => Hint::Stopped(ids()?),
+        "deltas" => Hint::Deltas(ids()?),
+        "feeds" => Hint::Feeds(ids()?),
+        _ => return None,
+    };
+    Some((process, hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::ids::WorkspaceId;
+
+    // H-18
+    #[test]
+    fn payloads_are_read_back_and_stay_below_the_limit() {
+        let me = ProcessId::new();
+        let tasks: Vec<TaskId> = (0..400).map(|_| TaskId::new()).collect();
+        let out = Outgoing {
+            work: [Work::Events, Work::Steps].into(),
+            feeds: tasks.iter().copied().collect(),
+            stopped: [tasks[1]].into(),
+            watched: [tasks[2]].into(),
+            deltas: vec![(WorkspaceId::new(), tasks[3], 1, "é".repeat(50_000))],
+            hello: true,
+        };
+        let payloads = payloads(me, &out);
+        assert!(payloads.iter().all(|p| p.len() < 8000));
+        let hints: Vec<Hint> = payloads
+            .iter()
+            .map(|p| {
+                let (process, hint) = parse(p).unwrap();
+                assert_eq!(process, me);
+                hint
+            })
+            .collect();
+        assert_eq!(
+            hints[..6],
+            [
+                Hint::Work(Work::Events),
+                Hint::Work(Work::Steps),
+                Hint::Hello,
+                Hint::Watched(vec![tasks[2]]),
+                Hint::Stopped(vec![tasks[1]]),
+                Hint::Deltas(vec![tasks[3]]),
+            ]
+        );
+        let feeds = hints.into_iter().filter_map(|h| match h {
+            Hint::Feeds(tasks) => Some(tasks.len()),
+            _ => None,
+        });
+        assert_eq!(feeds.sum::<usize>(), 400);
+        for rubbish in [
+            "",
+            "x",
+            "x events",
+            &format!("{me}"),
+            &format!("{me} feeds"),
+            &format!("{me} feeds x"),
+            &format!("{me} what"),
+        ] {
+            assert_eq!(parse(rubbish), None, "{rubbish}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What processes tell each other: notifications, who is alive, and model text on its way to watchers elsewhere.
+
+use super::{Error, column};
+use crate::domain::ids::{ProcessId, TaskId, WorkspaceId};
+use sqlx::PgConnection;
+
+/// The channel of all notifications.
+pub const CHANNEL: &str = "reconvene";
+
+/// Sends one notification each, outside of any transaction that matters. Payloads carry ids only: far below the limit of
+/// 8,000 bytes (H-18).
+pub async fn notify(conn: &mut PgConnection, payloads: &[String]) -> Result<(), Error> {
+    sqlx::query!(
+        "select pg_notify($1, p) from unnest($2::text[]) as p",
+        CHANNEL,
+        payloads,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(())
+}
+
+/// Says that this process is alive; returns how many others are.
+pub async fn beat(
+    conn: &mut PgConnection,
+    process: ProcessId,
+    roles: &[String],
+    host: &str,
+    silent_secs: f64,
+) -> Result<i64, Error> {
+    Ok(sqlx::query_scalar!(
+        r#"
+        with me as (
+            insert into processes (id, roles, host, pid) values ($1, $2, $3, $4)
+            on conflict (id) do update set heartbeat_at = now()
+        )
+        select count(*) as "others!" from processes
+        where id <> $1 and heartbeat_at > now() - make_interval(secs => $5)
+        "#,
+        process.0,
+        roles,
+        host,
+        std::process::id() as i32,
+        silent_secs,
+    )
+    .fetch_one(conn)
+    .await?)
+}
+
+/// This process leaves.
+pub async fn leave(conn: &mut PgConnection, process: ProcessId) -> Result<(), Error> {
+    sqlx::query!("delete from processes where id = $1", process.0)
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Keeps pieces of model text for watchers in other processes.
+pub async fn put_chunks(
+    conn: &mut PgConnection,
+    chunks: &[(WorkspaceId, TaskId, i32, String)],
+) -> Result<(), Error> {
+    sqlx::query!(
+        r#"
+        insert into stream_chunks (workspace_id, task_id, turn, text)
+        select * from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[])
+        "#,
+        &column(chunks, |c| c.0.0),
+        &column(chunks, |c| c.1.0),
+        &column(chunks, |c| c.2),
+        &column(chunks, |c| c.3.as_str()) as &[&str],
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// A piece of model text.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    pub workspace: WorkspaceId,
+    pub task: TaskId,
+    pub id: i64,
+    pub turn: i32,
+    pub text: String,
+}
+
+/// The pieces of these tasks after `after`, in order. All workspaces: the reader hands each to watchers of its task.
+pub async fn chunks_all_workspaces(
+    conn: &mut PgConnection,
+    tasks: &[TaskId],
+    after: i64,
+) -> Result<Vec<Chunk>, Error> {
+    Ok(sqlx::query_as!(
+        Chunk,
+        r#"
+        select workspace_id as "workspace: WorkspaceId", task_id as "task: TaskId", id, turn, text
+        from stream_chunks
+        where task_id = any($1) and id > $2
+        order by id
+        "#,
+        &column(tasks, |t| t.0),
+        after,
+    )
+    .fetch_all(conn)
+    .await?)
+}
+
+/// The newest piece so far: a new reader begins after it.
+pub async fn newest_chunk(conn: &mut PgConnection) -> Result<i64, Error> {
+    Ok(
+        sqlx::query_scalar!(r#"select coalesce(max(id), 0) as "id!" from stream_chunks"#)
+            .fetch_one(conn)
+            .await?,
+    )
+}
+
+/// Removes streamed text after a minute and processes after an hour of silence.
+pub async fn forget_old_all_workspaces(conn: &mut PgConnection) -> Result<(), Error> {
+    sqlx::query!("delete from stream_chunks where created_at < now() - interval '1 minute'")
+        .execute(&mut *conn)
+        .await?;
+    sqlx::query!("delete from processes where heartbeat_at < now() - interval '1 hour'")
+        .execute(conn)
+        .await?;
+    Ok(())
+}

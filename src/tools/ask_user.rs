@@ -1,0 +1,39 @@
+//! Asks the user a question; the task rests until the user writes.
+
+use super::{Tool, ToolOutcome, parse};
+use serde::Deserialize;
+use serde_json::json;
+
+pub(super) const NAME: &str = "ask_user";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Args {
+    question: String,
+}
+
+pub(super) fn tool() -> Tool {
+    Tool {
+        name: NAME,
+        display_name: "Ask the user",
+        schema: json!({
+            "type": "object",
+            "properties": {
+                "question": {"type": "string", "description": "One question, complete in itself."}
+            },
+            "required": ["question"],
+            "additionalProperties": false
+        }),
+        default_enabled: true,
+        delegates: false,
+        concurrency: "exclusive",
+    }
+}
+
+pub(super) fn call(arguments: &str) -> Result<ToolOutcome, String> {
+    let Args { question } = parse(NAME, arguments)?;
+    match question.trim() {
+        "" => Err("ask_user: `question` is empty. Ask something.".into()),
+        _ => Ok(ToolOutcome::Ask { question }),
+    }
+}

@@ -1,0 +1,214 @@
+//! Loads what claimed steps need, for all of them with one query per table: the tasks, their agents with tools and
+//! roster, and the histories.
+
+use super::history::history;
+use crate::{
+    domain::{agent::AgentDefinition, ids::AgentId, task::TaskKey},
+    lifecycle::checkpoint::PromptRecord,
+    llm::{Message, Request, ToolSpec},
+    prompts::{PromptError, Prompts, SystemPrompt},
+    roster::{Assembler, Assembly, Key},
+    store::{self, items::HistoryItem, steps::Claimed, tasks::TaskFacts},
+    tools,
+};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use sqlx::PgPool;
+use std::{collections::HashMap, sync::Arc};
+
+/// What a step is run with.
+pub struct Context {
+    pub agent: AgentId,
+    pub depth: i32,
+    pub tools: Vec<&'static str>,
+    /// For a decide step.
+    pub request: Option<Prepared>,
+}
+
+/// A request with what is recorded of it.
+pub struct Prepared {
+    pub request: Request,
+    pub prompt: Arc<PromptRecord>,
+    pub seen_seq: i64,
+}
+
+/// Builds contexts. One per process.
+pub struct Loader {
+    assembler: Assembler,
+    prompts: Prompts,
+    specs: HashMap<&'static str, ToolSpec>,
+    result_chars: usize,
+}
+
+impl Loader {
+    /// `max_depth` is `spawn_tasks.max_depth`; `result_chars` caps a tool result in the history.
+    pub fn new(prompts: Prompts, max_depth: u32, result_chars: usize) -> Self {
+        let catalogue = tools::catalogue();
+        let infos = catalogue.iter().map(|t| crate::domain::grants::ToolInfo {
+            name: t.name,
+            default_enabled: t.default_enabled,
+            delegates: t.delegates,
+        });
+        let assembler = Assembler::new(infos.collect(), max_depth as i32);
+        let specs = catalogue
+            .into_iter()
+            .map(|t| {
+                (
+                    t.name,
+                    ToolSpec {
+                        name: t.name.to_owned(),
+                        description: prompts.tool(t.name).unwrap_or_default().to_owned(),
+                        parameters: t.schema,
+                    },
+                )
+            })
+            .collect();
+        Self {
+            assembler,
+            prompts,
+            specs,
+            result_chars,
+        }
+    }
+
+    /// The context of each step, in order. `None` where the task or its agent's version can not be read.
+    pub async fn load(
+        &self,
+        pool: &PgPool,
+        steps: &[Claimed],
+    ) -> Result<Vec<Option<Result<Context, PromptError>>>, store::Error> {
+        let keys: Vec<TaskKey> = steps.iter().map(|s| s.claim.key.task_key()).collect();
+        let deciding: Vec<TaskKey> = steps
+            .iter()
+            .filter(|s| s.call.is_none())
+            .map(|s| s.claim.key.task_key())
+            .collect();
+        let (facts, assemblies, mut items) = {
+            let mut conn = pool.acquire().await?;
+            let facts: HashMap<TaskKey, TaskFacts> = store::tasks::facts(&mut conn, &keys)
+                .await?
+                .into_iter()
+                .map(|f| (f.key, f))
+                .collect();
+            let mut wanted: Vec<Key> = facts.values().map(assembly_key).collect();
+            wanted.sort_unstable_by_key(|k| {
+                (
+                    k.workspace,
+                    k.agent.agent,
+                    k.agent.version,
+                    k.depth,
+                    k.delegation_disabled,
+                )
+            });
+            wanted.dedup();
+            let assemblies = self.assembler.assemble_many(&mut conn, &wanted).await?;
+            let mut items: HashMap<TaskKey, Vec<HistoryItem>> = HashMap::new();
+            if !deciding.is_empty() {
+                for item in store::items::histories(&mut conn, &deciding).await? {
+                    items.entry(item.task).or_default().push(item);
+                }
+            }
+            (facts, assemblies, items)
+        };
+        // Children of one call share everything but their message.
+        let mut prompts: HashMap<Key, Shared> = HashMap::new();
+        let contexts = steps.iter().map(|step| {
+            let task = step.claim.key.task_key();
+            let facts = facts.get(&task)?;
+            let key = assembly_key(facts);
+            let assembly = assemblies.get(&key)?;
+            let request = match step.call {
+                Some(_) => None,
+                None => {
+                    let shared = match prompts.entry(key) {
+                        std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+                        std::collections::hash_map::Entry::Vacant(new) => {
+                            match self.shared(assembly) {
+                                Ok(shared) => new.insert(shared),
+                                Err(error) => return Some(Err(error)),
+                            }
+                        }
+                    };
+                    let items = items.remove(&task).unwrap_or_default();
+                    let (messages, seen_seq) = history(&items, self.result_chars);
+                    Some(shared.prepare(assembly, facts, messages, seen_seq))
+                }
+            };
+            Some(Ok(Context {
+                agent: facts.agent.agent,
+                depth: facts.depth,
+                tools: assembly.tools.clone(),
+                request,
+            }))
+        });
+        Ok(contexts.collect())
+    }
+
+    fn shared(&self, assembly: &Assembly) -> Result<Shared, PromptError> {
+        let sections = self.prompts.system(&SystemPrompt {
+            agent_name: &assembly.definition.name,
+            instructions: &assembly.definition.instructions,
+            roster: assembly.roster.as_deref(),
+        })?;
+        let tools: Arc<[ToolSpec]> = assembly
+            .tools
+            .iter()
+            .filter_map(|name| self.specs.get(name).cloned())
+            .collect();
+        let system: Arc<str> = sections.joined().into();
+        let parts: Vec<Value> = sections
+            .0
+            .iter()
+            .map(|s| json!({"name": s.name, "text": s.text}))
+            .collect();
+        let schemas: Vec<Value> = tools
+            .iter()
+            .map(|t| json!({"name": t.name, "description": t.description, "parameters": t.parameters}))
+            .collect();
+        let sections = json!({"sections": parts, "tools": schemas});
+        let hash = Sha256::digest(sections.to_string().as_bytes()).into();
+        Ok(Shared {
+            system,
+            tools,
+            record: Arc::new(PromptRecord { hash, sections }),
+        })
+    }
+}
+
+struct Shared {
+    system: Arc<str>,
+    tools: Arc<[ToolSpec]>,
+    record: Arc<PromptRecord>,
+}
+
+impl Shared {
+    fn prepare(
+        &self,
+        assembly: &Assembly,
+        facts: &TaskFacts,
+        messages: Vec<Message>,
+        seen_seq: i64,
+    ) -> Prepared {
+        let request = Request {
+            model: assembly.definition.model.clone(),
+            system: self.system.clone(),
+            messages,
+            tools: self.tools.clone(),
+            cache_key: format!("{}/{}", facts.agent.agent, facts.agent.version),
+        };
+        Prepared {
+            request,
+            prompt: self.record.clone(),
+            seen_seq,
+        }
+    }
+}
+
+fn assembly_key(facts: &TaskFacts) -> Key {
+    Key {
+        workspace: facts.key.workspace,
+        agent: facts.agent,
+        depth: facts.depth,
+        delegation_disabled: facts.metadata.get("disable_delegation") == Some(&Value::Bool(true)),
+    }
+}

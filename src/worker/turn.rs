@@ -1,0 +1,344 @@
+//! One turn: the decide step and, on the same worker, the calls it asked for, one after another.
+
+use super::{
+    Shared,
+    context::{Context, Prepared},
+    lease::Guard,
+};
+use crate::{
+    domain::{
+        decision::{Decision, ToolCall, clean},
+        delegation::{Delegator, call_result},
+        ids::TaskId,
+        retry::next_delay,
+        task::{Failure, TaskKey},
+        text::cut_chars,
+    },
+    lifecycle::{
+        self,
+        checkpoint::{Called, Commit, Committed, Decided, Outcome, as_call},
+        delegate::Delegated,
+    },
+    llm::{ModelError, Retry},
+    store::{
+        self,
+        changes::Call,
+        steps::{Claimed, GiveBack},
+    },
+    tools::{self, ToolOutcome},
+};
+use serde::Deserialize;
+use serde_json::json;
+use std::{sync::Arc, time::Instant};
+
+type Done = Result<(), Arc<store::Error>>;
+
+/// Runs the claimed step, and the calls of its turn that follow.
+pub async fn run(shared: &Shared, guard: &mut Guard, step: Claimed, context: Context) -> Done {
+    match (&step.call, &context.request) {
+        (None, Some(prepared)) => {
+            let Some(decision) = decide(shared, guard, &step, prepared).await? else {
+                return Ok(());
+            };
+            run_calls(shared, guard, &context, decision.calls, 1).await
+        }
+        // A call that another worker had started: the rest of the turn is this worker's now.
+        (Some(call), _) => {
+            let calls = load_calls(shared, guard, call).await?;
+            run_calls(shared, guard, &context, calls, guard.claim().key.ordinal).await
+        }
+        (None, None) => Ok(()),
+    }
+}
+
+/// Asks the model and commits its decision. `None`: there is nothing left to do here.
+async fn decide(
+    shared: &Shared,
+    guard: &mut Guard,
+    step: &Claimed,
+    prepared: &Prepared,
+) -> Result<Option<Decision>, Arc<store::Error>> {
+    let claim = step.claim;
+    let model = shared.models.name_for(&prepared.request.model);
+    let begun = Instant::now();
+    let outcome = match ask(
+        shared,
+        &claim.key.task,
+        claim.key.workspace,
+        claim.key.turn,
+        prepared,
+    )
+    .await
+    {
+        Ok(decision) => Outcome::Decided(Box::new(Decided {
+            decision,
+            prompt: prepared.prompt.clone(),
+            seen_seq: prepared.seen_seq,
+            model,
+            latency_ms: i32::try_from(begun.elapsed().as_millis()).unwrap_or(i32::MAX),
+            retries: step.model_attempts,
+        })),
+        Err(Unanswered::Empty) => Outcome::Failed {
+            failure: Failure::new(
+                "empty_answer",
+                "The model answered with neither text nor tool calls, twice. Send a new message to try again.",
+            ),
+            model: Some(model),
+        },
+        Err(Unanswered::Error(error)) => {
+            let attempt = step.model_attempts as u32 + 1;
+            match again(&error, attempt, shared) {
+                Ok(seconds) => {
+                    let why = GiveBack::ModelBusy { seconds };
+                    lifecycle::requeue::give_back(&shared.pool, &shared.hub, &claim, why).await?;
+                    return Ok(None);
+                }
+                Err(failure) => Outcome::Failed {
+                    failure,
+                    model: Some(model),
+                },
+            }
+        }
+    };
+    let decision = match &outcome {
+        Outcome::Decided(decided) => Some(decided.decision.clone()),
+        Outcome::Called(_) | Outcome::Failed { .. } => None,
+    };
+    match shared
+        .checkpointer
+        .commit(Commit { claim, outcome })
+        .await?
+    {
+        Committed::Done(Some(next)) => {
+            guard.move_to(next);
+            Ok(decision)
+        }
+        Committed::Done(None) | Committed::Stale => Ok(None),
+    }
+}
+
+enum Unanswered {
+    Empty,
+    Error(ModelError),
+}
+
+/// One attempt; an empty answer is asked for once more (T-15).
+async fn ask(
+    shared: &Shared,
+    task: &TaskId,
+    workspace: crate::domain::ids::WorkspaceId,
+    turn: i32,
+    prepared: &Prepared,
+) -> Result<Decision, Unanswered> {
+    let on_text = |text: &str| shared.hub.delta(workspace, *task, turn, text);
+    for _ in 0..2 {
+        let decision = shared
+            .models
+            .decide(&prepared.request, &on_text)
+            .await
+            .map_err(Unanswered::Error)?;
+        if !decision.calls.is_empty() || !decision.text.trim().is_empty() {
+            return Ok(decision);
+        }
+    }
+    Err(Unanswered::Empty)
+}
+
+/// After how many seconds the step is to run again, or why it fails (T-14).
+fn again(error: &ModelError, attempt: u32, shared: &Shared) -> Result<f64, Failure> {
+    let told = match error.status {
+        Some(status) => format!("The model provider answered {status}: {}", error.message),
+        None => error.message.clone(),
+    };
+    match error.retry {
+        Retry::Never => Err(Failure::new("model_error", told)),
+        Retry::After(hint) => next_delay(attempt, hint, &shared.retry, fastrand::f64())
+            .map(|delay| delay.as_secs_f64())
+            .map_err(|give_up| Failure::new("model_error", format!("{told} ({give_up})"))),
+    }
+}
+
+async fn run_calls(
+    shared: &Shared,
+    guard: &mut Guard,
+    context: &Context,
+    calls: Vec<ToolCall>,
+    first: i32,
+) -> Done {
+    let begin = (first - 1).max(0) as usize;
+    for (at, call) in calls.iter().enumerate().skip(begin) {
+        let Some(done) = execute(shared, guard, context, call).await? else {
+            return Ok(());
+        };
+        let outcome = Outcome::Called(Box::new(Called {
+            call: as_call(call),
+            result: cut_result(&clean(&done.text)),
+            is_error: done.is_error,
+            start: done.start,
+            next: calls.get(at + 1).map(as_call),
+        }));
+        let claim = *guard.claim();
+        match shared
+            .checkpointer
+            .commit(Commit { claim, outcome })
+            .await?
+        {
+            Committed::Done(Some(next)) => guard.move_to(next),
+            Committed::Done(None) | Committed::Stale => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// What a call has come to.
+struct Executed {
+    text: String,
+    is_error: bool,
+    start: Vec<TaskKey>,
+}
+
+impl Executed {
+    fn ok(text: String) -> Self {
+        Self {
+            text,
+            is_error: false,
+            start: vec![],
+        }
+    }
+
+    fn error(text: String) -> Self {
+        Self {
+            text,
+            is_error: true,
+            start: vec![],
+        }
+    }
+}
+
+/// Carries out one call. `None`: the claim no longer holds.
+async fn execute(
+    shared: &Shared,
+    guard: &Guard,
+    context: &Context,
+    call: &ToolCall,
+) -> Result<Option<Executed>, Arc<store::Error>> {
+    if let Some(invalid) = &call.invalid {
+        return Ok(Some(Executed::error(invalid.clone())));
+    }
+    let claim = guard.claim();
+    let against = tools::Context {
+        by: Delegator {
+            agent: context.agent,
+            depth: context.depth,
+        },
+        limits: shared.limits,
+    };
+    // The grants are checked here again, whatever the prompt had offered.
+    Ok(
+        match tools::call(&call.name, &call.arguments, &context.tools, &against) {
+            ToolOutcome::TellModel(text) => Some(Executed::error(text)),
+            ToolOutcome::Delegate(plan) => {
+                match lifecycle::delegate::delegate(&shared.pool, claim, &plan).await? {
+                    Delegated::Made { group, children } => {
+                        let workspace = claim.key.workspace;
+                        let start = children
+                            .iter()
+                            .map(|c| TaskKey {
+                                workspace,
+                                task: c.task,
+                            })
+                            .collect();
+                        Some(Executed {
+                            text: call_result(group, &children),
+                            is_error: false,
+                            start,
+                        })
+                    }
+                    Delegated::Refused(refusal) => Some(Executed::error(refusal.to_string())),
+                    Delegated::Stale => None,
+                }
+            }
+            ToolOutcome::Ask { question } => {
+                let question = clean(&question);
+                lifecycle::ask::ask(&shared.pool, claim, &question)
+                    .await?
+                    .map(|group| {
+                        Executed::ok(
+                            json!({"status": "awaiting_user", "group_id": group}).to_string(),
+                        )
+                    })
+            }
+            ToolOutcome::ReadSubtask { task, offset } => {
+                let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;
+                let child =
+                    store::tasks::child_result(&mut conn, claim.key.task_key(), task).await?;
+                Some(read_part(task, child, offset, shared.result_chars))
+            }
+        },
+    )
+}
+
+/// A part of a child's output that fits into one tool result.
+fn read_part(
+    task: TaskId,
+    child: Option<store::tasks::ChildResult>,
+    offset: usize,
+    result_chars: usize,
+) -> Executed {
+    let Some(child) = child else {
+        return Executed::error(format!("There is no task {task} that you have delegated."));
+    };
+    let output = child.output.unwrap_or_default();
+    let total = output.chars().count();
+    // Quotes and escapes of JSON may double the length.
+    let part: String = output.chars().skip(offset).take(result_chars / 2).collect();
+    let end = offset.saturating_add(part.chars().count()).min(total);
+    Executed::ok(
+        json!({
+            "task_id": task,
+            "title": child.title,
+            "status": child.status,
+            "error": child.failure,
+            "output": part,
+            "total_chars": total,
+            "next_offset": (end < total).then_some(end),
+        })
+        .to_string(),
+    )
+}
+
+/// The most of one result that is stored.
+const STORED_RESULT_CHARS: usize = 4_000_000;
+
+fn cut_result(text: &str) -> String {
+    cut_chars(text, STORED_RESULT_CHARS).to_owned()
+}
+
+#[derive(Deserialize)]
+struct CallsData {
+    calls: Vec<ToolCall>,
+}
+
+/// The calls of the turn that a claimed call belongs to.
+async fn load_calls(
+    shared: &Shared,
+    guard: &Guard,
+    call: &Call,
+) -> Result<Vec<ToolCall>, Arc<store::Error>> {
+    let key = guard.claim().key;
+    let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;
+    let data = store::items::calls_of_turn(&mut conn, key.task_key(), key.turn).await?;
+    let calls = data
+        .and_then(|d| CallsData::deserialize(d).ok())
+        .map(|d| d.calls);
+    calls.ok_or_else(|| {
+        let reason = format!(
+            "turn {} of task {} has call {} but no message",
+            key.turn, key.task, call.call_id
+        );
+        Arc::new(store::Error::Corrupt {
+            table: "task_items",
+            reason,
+        })
+    })
+}
