@@ -8,7 +8,7 @@
 
 use crate::{
     domain::ids::{ProcessId, TaskId},
-    runtime::{Change, Hub, Outgoing, Progress, Shutdown, Work, run_loop},
+    runtime::{Change, Hub, Outgoing, Progress, Shutdown, Work, no_hint, run_loop},
     store::{self, bus as sql},
 };
 use sqlx::{
@@ -25,6 +25,8 @@ use std::{
 
 /// Hints that come within this time leave together.
 const GATHER: Duration = Duration::from_millis(4);
+/// The pause before a broken connection is made anew.
+const RECONNECT_AFTER: Duration = Duration::from_millis(250);
 /// How often a process says that it is alive, and renews its interest in the tasks it watches.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 /// A process that has been silent for so long is not counted.
@@ -66,21 +68,21 @@ impl Bus {
             run_loop(
                 "listener",
                 stop.clone(),
-                Duration::from_millis(250),
-                async || std::future::pending().await,
-                async || {
+                RECONNECT_AFTER,
+                no_hint,
+                || async {
                     tokio::select! {
                         () = stop.cancelled() => Ok(Progress::Idle),
                         result = self.listen() => result,
                     }
-                },
+                }
             ),
             run_loop(
                 "notifier",
                 stop.clone(),
                 BEAT_EVERY,
-                async || self.hub.outgoing_ready().await,
-                async || {
+                || self.hub.outgoing_ready(),
+                || async {
                     tokio::time::sleep(GATHER).await;
                     self.send().await
                 }
@@ -89,8 +91,8 @@ impl Bus {
                 "process_heartbeat",
                 stop.clone(),
                 BEAT_EVERY,
-                async || std::future::pending().await,
-                async || self.beat().await,
+                no_hint,
+                || self.beat()
             ),
         );
         if let Ok(mut conn) = self.pool.acquire().await {

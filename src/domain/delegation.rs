@@ -516,9 +516,7 @@ fn chars(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::{
-        Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
-    };
+    use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
     use uuid::Uuid;
 
     const LIMITS: Limits = Limits {

@@ -5,7 +5,7 @@ use crate::{
     config::Config,
     domain::delegation::SummaryLimits,
     lifecycle::{self, dispatch::Dispatcher},
-    runtime::{Hub, Progress, Shutdown, Work, run_loop},
+    runtime::{Hub, Progress, Shutdown, Work, no_hint, run_loop},
     store,
 };
 use sqlx::PgPool;
@@ -56,25 +56,21 @@ impl Orchestrator {
                 "events",
                 stop.clone(),
                 this.poll,
-                async || this.hub.woken(Work::Events).await,
-                async || this.dispatch().await,
+                || this.hub.woken(Work::Events),
+                || { this.dispatch() }
             ),
             run_loop(
                 "signal_matcher",
                 stop.clone(),
                 this.poll,
-                async || this.hub.woken(Work::Signals).await,
-                async || this.match_signals().await,
+                || this.hub.woken(Work::Signals),
+                || { this.match_signals() }
             ),
-            run_loop("await_timeouts", stop.clone(), sweep, never, async || this
-                .time_out()
-                .await),
-            run_loop("reaper", stop.clone(), sweep, never, async || this
-                .reap()
-                .await),
-            run_loop("cleaner", stop.clone(), CLEAN_EVERY, never, async || this
-                .clean()
-                .await),
+            run_loop("await_timeouts", stop.clone(), sweep, no_hint, || this
+                .time_out()),
+            run_loop("reaper", stop.clone(), sweep, no_hint, || this.reap()),
+            run_loop("cleaner", stop.clone(), CLEAN_EVERY, no_hint, || this
+                .clean()),
         );
     }
 
@@ -103,8 +99,4 @@ impl Orchestrator {
         lifecycle::forget::forget_old(&mut conn).await?;
         Ok(Progress::Idle)
     }
-}
-
-async fn never() {
-    std::future::pending().await
 }

@@ -46,13 +46,17 @@ pub enum Progress {
 
 /// Calls `round` until `stop`: again at once while there is work, else when hinted or after `poll` with jitter
 /// (between 0.5 and 1.0 of it). After an error it waits longer, up to 30 s, and goes on: no error ends a loop.
-pub async fn run_loop<E: std::fmt::Display>(
+pub async fn run_loop<H, R, E>(
     name: &'static str,
     stop: CancellationToken,
     poll: Duration,
-    hint: impl AsyncFn(),
-    round: impl AsyncFn() -> Result<Progress, E>,
-) {
+    hint: impl Fn() -> H,
+    round: impl Fn() -> R,
+) where
+    H: Future<Output = ()>,
+    R: Future<Output = Result<Progress, E>>,
+    E: std::fmt::Display,
+{
     let mut failures = 0u32;
     while !stop.is_cancelled() {
         let pause = match round().await {
@@ -86,4 +90,9 @@ pub async fn run_loop<E: std::fmt::Display>(
         }
     }
     tracing::debug!(loop_name = name, "loop {name} has stopped");
+}
+
+/// The hint of a loop that only its timer wakes.
+pub async fn no_hint() {
+    std::future::pending().await
 }

@@ -3,7 +3,7 @@
 
 use super::history::history;
 use crate::{
-    domain::{agent::AgentDefinition, ids::AgentId, task::TaskKey},
+    domain::{ids::AgentId, task::TaskKey},
     lifecycle::checkpoint::PromptRecord,
     llm::{Message, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},

@@ -110,15 +110,13 @@ impl Worker {
             self.lease_secs,
             keeping.clone(),
         ));
+        // A hint while no slot is free wakes the loop for nothing; a slot that is freed is a hint too.
         run_loop(
             "worker",
             self.shutdown.soft.clone(),
             self.poll,
-            async || {
-                // A hint while no slot is free must not make the loop spin; a slot that is freed is a hint too.
-                shared.hub.woken(Work::Steps).await;
-            },
-            async || self.claim_and_start().await,
+            || shared.hub.woken(Work::Steps),
+            || self.claim_and_start(),
         )
         .await;
         self.running.close();

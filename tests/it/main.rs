@@ -1,5 +1,7 @@
 mod agents;
 mod embedded;
+mod engine;
 mod llm;
+mod main_job;
 mod stub_llm;
 mod support;
