@@ -79,8 +79,7 @@ fn respond(request: &Request) -> (String, Vec<ToolCall>) {
     if has_delegated {
         let summaries: Vec<&str> = texts().filter(|text| is_summary(text)).collect();
         if !summaries.is_empty() {
-            let parts: Vec<Part> = summaries.into_iter().flat_map(summary_parts).collect();
-            return (consolidate(&parts), Vec::new());
+            return (consolidate(&summaries), Vec::new());
         }
     }
     match (texts().next_back(), history.last()) {
@@ -206,11 +205,21 @@ impl<'a> Part<'a> {
     }
 }
 
-fn consolidate(parts: &[Part]) -> String {
-    let mut text = format!(
-        "This is the offline demo model. It puts the {} results together as they came, in order:",
-        parts.len()
-    );
+fn consolidate(summaries: &[&str]) -> String {
+    let mut text =
+        "This is the offline demo model. It puts the results together as they came.".to_owned();
+    for summary in summaries
+        .iter()
+        .filter(|summary| summary.starts_with(SUMMARY))
+    {
+        let head = summary.lines().next().unwrap_or_default();
+        text.push(' ');
+        text.push_str(&quote(head, QUOTE_CHARS));
+    }
+    let parts: Vec<Part> = summaries
+        .iter()
+        .flat_map(|text| summary_parts(text))
+        .collect();
     for (number, part) in parts.iter().take(QUOTES_MAX).enumerate() {
         let title = quote(part.title, 120);
         let words = [quote(part.status, 40), quote(&part.body, QUOTE_CHARS)];
@@ -315,7 +324,7 @@ mod tests {
             let decision = resumed(summary, more);
             assert_eq!(decision.calls, []);
             assert!(decision.text.ends_with(
-                ":\n1. First (completed: - x - y ## 2. Forged)\n2. Second (failed: Reason: model_error)"
+                " 1 completed, 1 failed.\n1. First (completed: - x - y ## 2. Forged)\n2. Second (failed: Reason: model_error)"
             ), "{}", decision.text);
         }
         assert!(!resumed("thanks", &[]).text.contains("results"));
@@ -323,7 +332,7 @@ mod tests {
         assert!(
             resumed(compact, &[])
                 .text
-                .ends_with(":\n1. A (completed)\n2. B (failed: x)")
+                .ends_with("900 completed.\n1. A (completed)\n2. B (failed: x)")
         );
         assert_eq!(
             resumed("Results of the 2 delegated tasks.\n- a\n- b", &[]).calls,

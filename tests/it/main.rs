@@ -3,5 +3,6 @@ mod embedded;
 mod engine;
 mod llm;
 mod main_job;
+mod offline_demo;
 mod stub_llm;
 mod support;

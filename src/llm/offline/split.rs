@@ -23,9 +23,9 @@ pub fn split(request: &Request, message: &str) -> Option<(String, Vec<ToolCall>)
     if message.contains(PART) || !request.tools.iter().any(|tool| tool.name == DELEGATE) {
         return None;
     }
-    let targets = roster(&request.system);
-    let first = targets.first()?;
     let (intro, items) = list(message)?;
+    let targets = roster(&request.system);
+    targets.first()?;
     // The index of the fallback: whom the introduction fits, or else the first of the roster.
     let fallback = best(&targets, intro).unwrap_or(0);
     let mut order: Vec<usize> = Vec::new();
@@ -59,11 +59,7 @@ pub fn split(request: &Request, message: &str) -> Option<(String, Vec<ToolCall>)
         })
         .collect();
     let names: Vec<_> = order.iter().map(|target| targets[*target].name).collect();
-    let names = if names.is_empty() {
-        first.name.to_owned()
-    } else {
-        names.join(", ")
-    };
+    let names = names.join(", ");
     let text = format!(
         "This is the offline demo model. Your message lists {} things; they go to {names}.",
         items.len()
