@@ -218,11 +218,13 @@ pub fn file_in_working_directory() -> Option<PathBuf> {
 }
 
 /// A variable of the real environment. Text that is not UTF-8 becomes unreadable rather than "not set".
+#[allow(clippy::disallowed_methods, reason = "this is the one reader")]
 pub fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// The folders of the search path, for finding programs.
+#[allow(clippy::disallowed_methods, reason = "this is the one reader")]
 pub fn program_folders() -> Vec<PathBuf> {
     std::env::var_os("PATH")
         .map(|path| std::env::split_paths(&path).collect())

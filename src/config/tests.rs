@@ -88,8 +88,9 @@ fn every_leaf_has_a_comment() {
 #[test]
 fn every_leaf_is_overridden_by_its_variable() {
     // P-20. A value that differs from the default and is valid on its own or with the variables after it.
-    let samples: BTreeMap<&str, (&str, &[(&str, &str)])> = BTreeMap::from([
-        ("data_dir", ("/srv/d", &[] as &[_])),
+    type Vars = &'static [(&'static str, &'static str)];
+    let samples: BTreeMap<&str, (&str, Vars)> = BTreeMap::from([
+        ("data_dir", ("/srv/d", &[] as Vars)),
         ("prompts_dir", ("/srv/p", &[])),
         ("database.url", ("postgres://u:p@h/d", &[])),
         ("database.bin_dir", ("/opt/pg/bin", &[])),

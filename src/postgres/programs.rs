@@ -113,7 +113,7 @@ fn usual_folders() -> Vec<PathBuf> {
                 Some((version, entry.path().join("bin")))
             })
             .collect();
-        versions.sort_by(|a, b| b.0.cmp(&a.0));
+        versions.sort_by_key(|(version, _)| std::cmp::Reverse(*version));
         folders.extend(versions.into_iter().map(|(_, dir)| dir));
     }
     folders.push("/usr/local/pgsql/bin".into());

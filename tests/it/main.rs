@@ -1,4 +1,10 @@
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests find their database in the environment"
+)]
+
 mod agents;
+mod commands;
 mod embedded;
 mod engine;
 mod llm;

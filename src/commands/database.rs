@@ -1,0 +1,130 @@
+//! Opens the database that the configuration means: the one at `database.url`, or the private one in `data_dir`.
+
+use crate::config::{Algorithm, Config};
+use crate::postgres::{Embedded, PostgresError};
+use secrecy::ExposeSecret;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
+use std::time::Duration;
+
+/// An open database. `embedded` if it is the private one, which must then be closed after the pool.
+#[derive(Debug)]
+pub struct Database {
+    pub pool: PgPool,
+    pub embedded: Option<Embedded>,
+}
+
+impl Database {
+    /// Closes the connections, then leaves the private server, which the last process to leave stops.
+    pub async fn close(self) -> Result<(), PostgresError> {
+        self.pool.close().await;
+        match self.embedded {
+            Some(embedded) => embedded.close().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why there is no database. Each message says what to do. Passwords are never part of it.
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    #[error("the private database cannot be started")]
+    Private(#[from] PostgresError),
+    #[error(
+        "database.url (DATABASE_URL) is not a valid PostgreSQL URL: postgres://user:password@host:port/name"
+    )]
+    BadUrl,
+    #[error(
+        "no database server answers at {0}: is it running, and are host and port right (DATABASE_URL)?"
+    )]
+    Unreachable(String, #[source] sqlx::Error),
+    #[error("the server at {0} refuses user and password; check DATABASE_URL")]
+    LoginRefused(String, #[source] sqlx::Error),
+    #[error("the server at {place} has no database `{name}`: create it (createdb {name})")]
+    NoSuchDatabase { place: String, name: String },
+    #[error("the server at {0} refused the connection")]
+    Other(String, #[source] sqlx::Error),
+}
+
+/// Connects once, so that a wrong address or password shows now and with its reason, then hands out a pool.
+pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
+    let settings = &config.database;
+    let wait = Duration::from_secs(settings.acquire_timeout_seconds);
+    let (options, embedded) = match &settings.url {
+        Some(url) => {
+            let options: PgConnectOptions = url
+                .expose_secret()
+                .parse()
+                .map_err(|_| DatabaseError::BadUrl)?;
+            let options = options.application_name("reconvene");
+            try_connection(&options, wait).await?;
+            (options, None)
+        }
+        None => {
+            let embedded = Embedded::open(&config.data_dir, settings.bin_dir.as_deref()).await?;
+            (embedded.options(), Some(embedded))
+        }
+    };
+    let pool = PgPoolOptions::new()
+        .max_connections(settings.max_connections)
+        .acquire_timeout(wait)
+        .connect_lazy_with(options);
+    Ok(Database { pool, embedded })
+}
+
+async fn try_connection(options: &PgConnectOptions, wait: Duration) -> Result<(), DatabaseError> {
+    let place = place(options);
+    let connected = tokio::time::timeout(wait, options.connect()).await;
+    let err = match connected {
+        Ok(Ok(connection)) => {
+            let _ = PgConnection::close(connection).await;
+            return Ok(());
+        }
+        Ok(Err(err)) => err,
+        Err(_) => sqlx::Error::PoolTimedOut,
+    };
+    let code = match &err {
+        sqlx::Error::Database(err) => err.code().map(|code| code.into_owned()),
+        _ => None,
+    };
+    Err(match (code.as_deref(), &err) {
+        (Some("28P01" | "28000"), _) => DatabaseError::LoginRefused(place, err),
+        (Some("3D000"), _) => {
+            let name = options.get_database().unwrap_or_default().to_owned();
+            DatabaseError::NoSuchDatabase { place, name }
+        }
+        (None, sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut) => {
+            DatabaseError::Unreachable(place, err)
+        }
+        _ => DatabaseError::Other(place, err),
+    })
+}
+
+/// Host and port, or the socket.
+fn place(options: &PgConnectOptions) -> String {
+    match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
+    }
+}
+
+/// Why HS256 has no key to work with.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "auth.jwt_secret (AUTH_JWT_SECRET) is not set, and the database at database.url is shared by machines that must agree \
+     on it: set it to at least 32 bytes (openssl rand -hex 32)"
+)]
+pub struct NoSigningSecret;
+
+/// Fills in `auth.jwt_secret` where it may be left out: with the private database it is made once and kept beside it.
+/// Every command that makes or checks tokens calls this first.
+pub fn settle_signing_secret(config: &mut Config) -> anyhow::Result<()> {
+    if config.auth.algorithm != Algorithm::HS256 || config.auth.jwt_secret.is_some() {
+        return Ok(());
+    }
+    if config.database.url.is_some() {
+        return Err(crate::commands::UsageError(NoSigningSecret.to_string()).into());
+    }
+    config.auth.jwt_secret = Some(Embedded::secret(&config.data_dir, "jwt.secret")?);
+    Ok(())
+}

@@ -1,0 +1,352 @@
+//! `doctor`: is this installation fit to run? Every check says what it found and, if that is not good, what to do.
+//!
+//! It changes nothing but what opening the private database changes. A check whose ground is missing is left out rather
+//! than reported as a failure of its own.
+
+use super::database::{self, Database};
+use super::{migrate, one_line};
+use crate::config::{Algorithm, Config, ConfigError, Provider};
+use chrono::{DateTime, TimeDelta, Utc};
+use clap::Args;
+use secrecy::ExposeSecret;
+use serde::Serialize;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Tokens tolerate a clock that is off by `auth.leeway_seconds`; beyond this it is worth a word.
+const SKEW_MAX: TimeDelta = TimeDelta::seconds(2);
+const MODEL_TIMEOUT: Duration = Duration::from_secs(10);
+const OPENAI_BASE_URL: &str = "https://api.openai.com/v1";
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  reconvene doctor
+  reconvene doctor --json
+  reconvene --config /etc/reconvene.yaml doctor
+
+Exit code 1 if any check failed. Warnings do not count.")]
+pub struct DoctorArgs {
+    /// Print {\"ok\":...,\"checks\":[{\"name\",\"status\",\"found\",\"advice\"}]}
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Status {
+    Ok,
+    Warning,
+    Failed,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    status: Status,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Check {
+        Check {
+            name,
+            status: Status::Ok,
+            found: found.into(),
+            advice: None,
+        }
+    }
+
+    fn warning(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Check {
+        Check {
+            name,
+            status: Status::Warning,
+            found: found.into(),
+            advice: Some(advice.into()),
+        }
+    }
+
+    fn failed(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Check {
+        Check {
+            name,
+            status: Status::Failed,
+            found: found.into(),
+            advice: Some(advice.into()),
+        }
+    }
+}
+
+pub async fn run(
+    config: Result<Config, ConfigError>,
+    file: Option<&Path>,
+    args: DoctorArgs,
+) -> anyhow::Result<ExitCode> {
+    let checks = match config {
+        Ok(config) => all_checks(&config, file).await,
+        Err(err) => {
+            let advice = "correct it; config.yaml lists every key with its range";
+            vec![Check::failed("configuration", err.to_string(), advice)]
+        }
+    };
+    let ok = checks.iter().all(|check| check.status != Status::Failed);
+    if args.json {
+        super::print(serde_json::json!({ "ok": ok, "checks": checks }))?;
+    } else {
+        for check in &checks {
+            let mark = match check.status {
+                Status::Ok => "ok     ",
+                Status::Warning => "warning",
+                Status::Failed => "FAILED ",
+            };
+            super::print(format_args!("{mark}  {:<14} {}", check.name, check.found))?;
+            if let Some(advice) = &check.advice {
+                super::print(format_args!("         {:<14} -> {advice}", ""))?;
+            }
+        }
+    }
+    Ok(if ok {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+async fn all_checks(config: &Config, file: Option<&Path>) -> Vec<Check> {
+    let mut checks = vec![configuration(config, file), tokens(config)];
+    match database::open_database(config).await {
+        Ok(database) => {
+            checks.push(schema(&database).await);
+            checks.push(clock(&database).await);
+            if let Err(err) = database.close().await {
+                let advice = "look at postgres.log in data_dir";
+                checks.push(Check::failed("database", one_line(&err), advice));
+            }
+        }
+        Err(err) => {
+            let advice = "correct the cause, then run doctor again";
+            checks.push(Check::failed("database", one_line(&err), advice));
+        }
+    }
+    checks.push(model(config).await);
+    checks
+}
+
+fn configuration(config: &Config, file: Option<&Path>) -> Check {
+    let found = match file {
+        Some(file) => format!("defaults, {}, environment", file.display()),
+        None => "defaults, environment; no file".to_owned(),
+    };
+    match &config.prompts_dir {
+        Some(dir) if !dir.is_dir() => Check::failed(
+            "configuration",
+            format!("prompts_dir: {} is not a folder", dir.display()),
+            "correct prompts_dir (PROMPTS_DIR), or unset it to use the built-in prompts",
+        ),
+        _ => Check::ok("configuration", found),
+    }
+}
+
+fn tokens(config: &Config) -> Check {
+    let auth = &config.auth;
+    if auth.algorithm != Algorithm::HS256 {
+        return Check::ok(
+            "tokens",
+            format!("{:?}, with the keys at auth.jwks", auth.algorithm),
+        );
+    }
+    match (&auth.jwt_secret, &config.database.url) {
+        (Some(_), _) => Check::ok("tokens", "HS256, with auth.jwt_secret"),
+        (None, None) => Check::ok("tokens", "HS256, with a secret kept in data_dir"),
+        (None, Some(_)) => Check::failed(
+            "tokens",
+            "HS256, but auth.jwt_secret is not set",
+            "set AUTH_JWT_SECRET to at least 32 bytes (openssl rand -hex 32), the same in every process",
+        ),
+    }
+}
+
+async fn schema(database: &Database) -> Check {
+    let place = match &database.embedded {
+        Some(_) => "the private database",
+        None => "the database at database.url",
+    };
+    match migrate::pending(&database.pool).await {
+        Ok(pending) if pending.is_empty() => Check::ok("database", format!("{place}, up to date")),
+        Ok(pending) if database.embedded.is_some() => Check::ok(
+            "database",
+            format!(
+                "{place}; the next start applies {} migrations",
+                pending.len()
+            ),
+        ),
+        Ok(pending) => Check::failed(
+            "database",
+            format!("{place} lacks {} migrations", pending.len()),
+            "run: reconvene migrate",
+        ),
+        Err(err) => Check::failed(
+            "database",
+            format!("{place}: {}", one_line(err.as_ref())),
+            "check that its user may read and write the schema",
+        ),
+    }
+}
+
+/// Only the database's clock decides about work; this machine's decides about tokens.
+async fn clock(database: &Database) -> Check {
+    let before = Utc::now();
+    let theirs = sqlx::query_scalar::<_, DateTime<Utc>>("select clock_timestamp()");
+    let theirs = match theirs.fetch_one(&database.pool).await {
+        Ok(theirs) => theirs,
+        Err(err) => {
+            return Check::failed(
+                "clock",
+                one_line(&err),
+                "check the connection to the database",
+            );
+        }
+    };
+    let after = Utc::now();
+    judge_clock(before, theirs, after)
+}
+
+fn judge_clock(before: DateTime<Utc>, theirs: DateTime<Utc>, after: DateTime<Utc>) -> Check {
+    // Somewhere between the two the database looked at its clock.
+    let skew = if theirs < before {
+        before - theirs
+    } else {
+        theirs - after
+    };
+    let skew = skew.max(TimeDelta::zero());
+    let seconds = skew.as_seconds_f64();
+    if skew > SKEW_MAX {
+        let side = if theirs < before {
+            "ahead of"
+        } else {
+            "behind"
+        };
+        return Check::failed(
+            "clock",
+            format!("this machine is {seconds:.1} s {side} the database"),
+            "let both follow a time server (chrony or systemd-timesyncd); tokens expire by this machine's clock",
+        );
+    }
+    Check::ok(
+        "clock",
+        format!("within {:.1} s of the database", seconds.max(0.1)),
+    )
+}
+
+async fn model(config: &Config) -> Check {
+    let llm = &config.llm;
+    let model = llm.model.as_deref().unwrap_or_default();
+    match llm.provider {
+        Provider::Offline => Check::warning(
+            "model",
+            "the offline demo model",
+            "for real answers set LLM_PROVIDER, LLM_MODEL and LLM_API_KEY (or LLM_BASE_URL for a local server)",
+        ),
+        Provider::OpenAi => ask_openai(config, model).await,
+        Provider::Anthropic | Provider::Gemini => Check::warning(
+            "model",
+            format!("{} with {model}; not tried", llm.provider),
+            "send a message and look at its answer",
+        ),
+    }
+}
+
+/// Lists the models: it costs nothing and needs address and key to be right.
+async fn ask_openai(config: &Config, model: &str) -> Check {
+    let base = config
+        .llm
+        .base_url
+        .as_deref()
+        .unwrap_or(OPENAI_BASE_URL)
+        .trim_end_matches('/');
+    let answer = async {
+        let client = reqwest::Client::builder()
+            .timeout(MODEL_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .build()?;
+        let mut request = client.get(format!("{base}/models"));
+        if let Some(key) = &config.llm.api_key {
+            request = request.bearer_auth(key.expose_secret());
+        }
+        let response = request.send().await?;
+        let status = response.status();
+        let known = response
+            .json::<serde_json::Value>()
+            .await
+            .ok()
+            .and_then(|body| {
+                let models = body.get("data")?.as_array()?;
+                Some(
+                    models
+                        .iter()
+                        .any(|entry| entry.get("id").is_some_and(|id| id == model)),
+                )
+            });
+        Ok::<_, reqwest::Error>((status, known))
+    };
+    let (status, known) = match answer.await {
+        Ok(answer) => answer,
+        Err(err) => {
+            return Check::failed(
+                "model",
+                format!("{base} does not answer: {}", one_line(&err.without_url())),
+                "check llm.base_url (LLM_BASE_URL), the network, and that the model server runs",
+            );
+        }
+    };
+    match (status.as_u16(), known) {
+        (401 | 403, _) => Check::failed(
+            "model",
+            format!("{base} refuses the key ({status})"),
+            "set llm.api_key (LLM_API_KEY) to a valid key",
+        ),
+        (200..=299, Some(false)) => Check::warning(
+            "model",
+            format!("{base} does not list {model}"),
+            "check llm.model (LLM_MODEL), unless the provider lists only some of its models",
+        ),
+        (200..=299, _) => Check::ok("model", format!("{model} at {base}")),
+        // Some gateways have no list of models.
+        (404 | 405, _) => Check::warning(
+            "model",
+            format!("{base} answers, but lists no models ({status})"),
+            "check that llm.base_url ends where the provider's documentation says, often in /v1",
+        ),
+        _ => Check::failed(
+            "model",
+            format!("{base} answers {status}"),
+            "try again later, or look at the provider's status page",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_are_judged_with_the_round_trip_in_mind() {
+        let at = |millis: i64| DateTime::UNIX_EPOCH + TimeDelta::milliseconds(millis);
+        for (before, theirs, after, status) in [
+            (0, 5, 10, Status::Ok),
+            (0, 5_000, 6_000, Status::Ok),
+            (0, 1_500, 10, Status::Ok),
+            (0, 3_000, 10, Status::Failed),
+            (10_000, 7_000, 10_010, Status::Failed),
+        ] {
+            let check = judge_clock(at(before), at(theirs), at(after));
+            assert_eq!(
+                check.status, status,
+                "{before} {theirs} {after}: {}",
+                check.found
+            );
+        }
+    }
+}

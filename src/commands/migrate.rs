@@ -1,0 +1,135 @@
+//! `migrate`: brings the schema up to date, on a live database too (O-6).
+//!
+//! Every wait for a lock is bounded: a migration that queues for a table would make everyone queue behind it. What was not
+//! had in time is given up and tried again from where it stopped; each migration is a transaction of its own.
+
+use super::database::{self, Database};
+use crate::config::Config;
+use anyhow::Context;
+use sqlx::migrate::{Migrate, MigrateError, Migrator};
+use sqlx::postgres::{PgConnection, PgPool};
+use sqlx::{ConnectOptions, Connection};
+use std::time::Duration;
+use tracing::warn;
+
+/// For one lock. The migrations set the same for themselves.
+const LOCK_TIMEOUT: &str = "5s";
+/// How often a run that met a lock starts over, and the longest pause between: about three minutes in all.
+const TRIES: u32 = 20;
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Where sqlx keeps its books.
+const BOOKS: &str = "_sqlx_migrations";
+
+/// All migrations, compiled in.
+pub fn migrator() -> Migrator {
+    let mut migrator = sqlx::migrate!("./migrations");
+    // A newer version may have been here, and this one been deployed again: that is no reason not to start.
+    migrator.set_ignore_missing(true);
+    migrator
+}
+
+pub async fn run(config: &Config, json: bool) -> anyhow::Result<()> {
+    let database = database::open_database(config).await?;
+    let outcome = apply(&database.pool).await;
+    database.close().await?;
+    let applied = outcome?;
+    match (json, applied.as_slice()) {
+        (true, _) => super::print(serde_json::json!({ "applied": applied, "up_to_date": true })),
+        (false, []) => super::print("the schema is up to date"),
+        (false, applied) => super::print(format_args!(
+            "{} migrations applied; the schema is up to date",
+            applied.len()
+        )),
+    }
+}
+
+/// Applies what is missing and returns its versions. Several processes may call it at once.
+pub async fn apply(pool: &PgPool) -> anyhow::Result<Vec<i64>> {
+    let before = pending(pool).await?;
+    let mut tries = 1;
+    while let Err(err) = apply_once(pool).await {
+        if !met_a_lock(&err) || tries == TRIES {
+            return Err(err).context("the schema cannot be brought up to date");
+        }
+        warn!("a migration waits for a lock that another session holds; trying again ({tries})");
+        let pause = PAUSE_MAX.min(Duration::from_millis(250) * tries);
+        tokio::time::sleep(pause).await;
+        tries += 1;
+    }
+    Ok(before)
+}
+
+async fn apply_once(pool: &PgPool) -> Result<(), MigrateError> {
+    // A connection of its own: sqlx's lock belongs to the session, and a failed run leaves it taken.
+    let options = pool
+        .connect_options()
+        .as_ref()
+        .clone()
+        .options([("lock_timeout", LOCK_TIMEOUT)]);
+    let mut connection = options.connect().await?;
+    let outcome = migrator().run(&mut connection).await;
+    let _ = connection.close().await;
+    outcome
+}
+
+/// The versions that this program has and the database has not, in order.
+pub async fn pending(pool: &PgPool) -> anyhow::Result<Vec<i64>> {
+    let mut connection = pool
+        .acquire()
+        .await
+        .context("no connection to the database")?;
+    let applied = applied(&mut connection)
+        .await
+        .context("the migrations cannot be listed")?;
+    let migrator = migrator();
+    let up = migrator
+        .iter()
+        .filter(|migration| migration.migration_type.is_up_migration());
+    Ok(up
+        .map(|migration| migration.version)
+        .filter(|version| !applied.contains(version))
+        .collect())
+}
+
+async fn applied(connection: &mut PgConnection) -> Result<Vec<i64>, MigrateError> {
+    match connection.list_applied_migrations(BOOKS).await {
+        Ok(applied) => Ok(applied
+            .into_iter()
+            .map(|migration| migration.version)
+            .collect()),
+        // undefined_table: nothing was ever applied.
+        Err(MigrateError::Execute(sqlx::Error::Database(err)))
+            if err.code().is_some_and(|code| code == "42P01") =>
+        {
+            Ok(Vec::new())
+        }
+        Err(err) => Err(err),
+    }
+}
+
+/// lock_not_available or deadlock_detected.
+fn met_a_lock(err: &MigrateError) -> bool {
+    let (MigrateError::Execute(err) | MigrateError::ExecuteMigration(err, _)) = err else {
+        return false;
+    };
+    err.as_database_error()
+        .and_then(|err| err.code())
+        .is_some_and(|code| code == "55P03" || code == "40P01")
+}
+
+/// Makes the private database ready, which nobody else looks after. Elsewhere a missing migration stops the start: the
+/// operator decides when to migrate.
+pub async fn settle(database: &Database) -> anyhow::Result<()> {
+    if database.embedded.is_some() {
+        apply(&database.pool).await?;
+        return Ok(());
+    }
+    let pending = pending(&database.pool).await?;
+    if !pending.is_empty() {
+        anyhow::bail!(
+            "the database lacks {} migrations of this version: run `reconvene migrate` first",
+            pending.len()
+        );
+    }
+    Ok(())
+}

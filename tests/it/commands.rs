@@ -1,0 +1,263 @@
+//! The commands as an operator's script sees them: exit codes, standard output, messages (P-30, O-6).
+
+use crate::support;
+use reconvene::commands::migrate;
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A folder for one test's data and files.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        let path = std::env::temp_dir().join(format!("rc-{}", uuid::Uuid::now_v7().simple()));
+        std::fs::create_dir(&path).unwrap();
+        // The private server's account must get through, whatever the umask.
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Folder(path)
+    }
+
+    /// Runs `reconvene` in this folder with its data below it, and no setting from outside.
+    fn run(&self, env: &[(&str, &str)], args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_reconvene"))
+            .args(args)
+            .env_clear()
+            .env("DATA_DIR", self.0.join("data"))
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .envs(env.iter().copied())
+            .current_dir(&self.0)
+            .output()
+            .unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
+
+/// Asserts the exit code, and returns standard output; shows standard error when it differs.
+fn expect(output: &Output, code: i32) -> &str {
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{}{}",
+        stdout(output),
+        stderr(output)
+    );
+    stdout(output)
+}
+
+#[test]
+fn from_an_empty_folder_to_a_token() {
+    // P-30, O-1
+    let folder = Folder::new();
+    let run = |args: &[&str]| folder.run(&[], args);
+
+    let migrated = run(&["migrate", "--json"]);
+    let migrated: serde_json::Value = serde_json::from_str(expect(&migrated, 0)).unwrap();
+    assert!(migrated["applied"].as_array().unwrap().len() > 20);
+
+    let create = [
+        "workspace",
+        "create",
+        "--slug",
+        "acme",
+        "--name",
+        "Acme Ltd",
+    ];
+    let created = run(&[&create[..], &["--json"]].concat());
+    let created: serde_json::Value = serde_json::from_str(expect(&created, 0)).unwrap();
+    assert_eq!(
+        (&created["slug"], &created["name"]),
+        (&"acme".into(), &"Acme Ltd".into())
+    );
+
+    let again = run(&create);
+    expect(&again, 4);
+    assert!(stderr(&again).contains("taken"), "{}", stderr(&again));
+    expect(
+        &run(&["workspace", "create", "--slug", "A b", "--name", "x"]),
+        2,
+    );
+
+    let token = run(&[
+        "token",
+        "--workspace",
+        "acme",
+        "--role",
+        "admin",
+        "--ttl",
+        "5m",
+    ]);
+    let text = expect(&token, 0);
+    assert!(
+        text.ends_with('\n') && text.trim().split('.').count() == 3,
+        "only the token: {text}"
+    );
+    assert!(!text.trim().contains(char::is_whitespace) && stderr(&token).is_empty());
+    let unknown = run(&["token", "--workspace", "nobody"]);
+    expect(&unknown, 4);
+    assert!(
+        stderr(&unknown).contains("reconvene workspace create"),
+        "{}",
+        stderr(&unknown)
+    );
+
+    let checked = run(&["doctor", "--json"]);
+    let checked: serde_json::Value = serde_json::from_str(expect(&checked, 0)).unwrap();
+    assert_eq!(checked["ok"], true, "{checked}");
+}
+
+#[test]
+fn wrong_usage_and_configuration_end_with_2() {
+    // P-20, P-30
+    let folder = Folder::new();
+    expect(&folder.run(&[], &[]), 2);
+    expect(&folder.run(&[], &["serve", "--roles", "cook"]), 2);
+    expect(
+        &folder.run(&[], &["token", "--workspace", "x", "--ttl", "soon"]),
+        2,
+    );
+    let bad = folder.run(&[("SERVER_PORT", "http")], &["migrate"]);
+    expect(&bad, 2);
+    assert!(stderr(&bad).contains("environment variable SERVER_PORT: server.port: "));
+
+    // The file in the working directory counts, a named one more, the environment most.
+    std::fs::write(
+        folder.0.join("config.yaml"),
+        "spawn_tasks:\n  max_dept: 4\n",
+    )
+    .unwrap();
+    let bad = folder.run(&[], &["migrate"]);
+    expect(&bad, 2);
+    let reason = "config.yaml: spawn_tasks.max_dept: unknown key (did you mean max_depth?)";
+    assert!(stderr(&bad).contains(reason), "{}", stderr(&bad));
+    std::fs::write(folder.0.join("other.yaml"), "worker: {concurrency: 0}\n").unwrap();
+    let bad = folder.run(&[], &["--config", "other.yaml", "migrate"]);
+    expect(&bad, 2);
+    assert!(stderr(&bad).contains("other.yaml: worker.concurrency: 0 is not in the range"));
+    let doctor = folder.run(&[], &["doctor"]);
+    assert!(
+        expect(&doctor, 1).contains("unknown key"),
+        "doctor reports it as a finding"
+    );
+
+    // HS256 without a secret, on a database that is not ours.
+    let url = [("DATABASE_URL", "postgres://u:hush@127.0.0.1:1/x")];
+    let folder = Folder::new();
+    let bad = folder.run(&url, &["token", "--workspace", "x"]);
+    expect(&bad, 2);
+    assert!(stderr(&bad).contains("AUTH_JWT_SECRET") && !stderr(&bad).contains("hush"));
+    assert!(
+        !folder.0.join("data").exists(),
+        "nothing was made on the way"
+    );
+}
+
+#[test]
+fn an_unreachable_database_ends_with_3_and_says_where() {
+    let folder = Folder::new();
+    for (url, words) in [
+        ("postgres://u:hush@127.0.0.1:1/x", "127.0.0.1:1"),
+        ("postgres://u:hush@127.0.0.1:port/x", "DATABASE_URL"),
+    ] {
+        let output = folder.run(&[("DATABASE_URL", url)], &["migrate"]);
+        expect(&output, 3);
+        assert!(stderr(&output).contains(words), "{}", stderr(&output));
+        assert!(
+            !stderr(&output).contains("hush"),
+            "a password is never shown"
+        );
+    }
+    let no_programs = folder.run(&[("DATABASE_BIN_DIR", "/nowhere")], &["migrate"]);
+    expect(&no_programs, 3);
+    assert!(stderr(&no_programs).contains("apt-get install postgresql"));
+    let doctor = folder.run(
+        &[("DATABASE_URL", "postgres://u:hush@127.0.0.1:1/x")],
+        &["doctor"],
+    );
+    assert!(expect(&doctor, 1).contains("no database server answers at 127.0.0.1:1"));
+}
+
+#[test]
+fn doctor_tries_the_model() {
+    // P-30: nothing listens on port 1.
+    let folder = Folder::new();
+    let env = [
+        ("DATABASE_URL", "postgres://u:p@127.0.0.1:1/x"),
+        ("LLM_PROVIDER", "openai"),
+        ("LLM_MODEL", "m"),
+        ("LLM_API_KEY", "hush"),
+        ("LLM_BASE_URL", "http://127.0.0.1:1/v1"),
+    ];
+    let output = folder.run(&env, &["doctor"]);
+    let text = expect(&output, 1);
+    assert!(
+        text.contains("http://127.0.0.1:1/v1 does not answer"),
+        "{text}"
+    );
+    assert!(!text.contains("hush"));
+}
+
+/// A database without any table.
+async fn empty_database() -> PgConnectOptions {
+    let options = support::fresh_database().await;
+    let name = format!("test_{}", uuid::Uuid::new_v4().simple());
+    let mut admin = options.connect().await.unwrap();
+    admin
+        .execute(AssertSqlSafe(format!("create database {name}")))
+        .await
+        .unwrap();
+    admin.close().await.unwrap();
+    options.database(&name)
+}
+
+async fn tables(pool: &PgPool) -> i64 {
+    sqlx::query_scalar("select count(*) from pg_tables where schemaname = 'public'")
+        .fetch_one(pool)
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn migrations_go_up_down_and_up_again_whoever_runs_them() {
+    // O-6, O-2
+    let pool = PgPoolOptions::new()
+        .connect_with(empty_database().await)
+        .await
+        .unwrap();
+    assert!(!migrate::pending(&pool).await.unwrap().is_empty());
+    let (one, two) = tokio::join!(migrate::apply(&pool), migrate::apply(&pool));
+    assert_eq!(
+        (one.is_ok(), two.is_ok()),
+        (true, true),
+        "several may run them at once"
+    );
+    assert_eq!(migrate::pending(&pool).await.unwrap(), Vec::<i64>::new());
+    let full = tables(&pool).await;
+
+    migrate::migrator().undo(&pool, 0).await.unwrap();
+    assert_eq!(tables(&pool).await, 1, "only the books are left");
+    migrate::apply(&pool).await.unwrap();
+    assert_eq!(tables(&pool).await, full);
+
+    // A newer version was here: no reason not to start.
+    let insert =
+        "insert into _sqlx_migrations (version, description, success, checksum, execution_time)
+        values (99999999999999, 'of the future', true, '', 0)";
+    pool.execute(insert).await.unwrap();
+    assert!(migrate::apply(&pool).await.unwrap().is_empty());
+}
