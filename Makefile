@@ -1,0 +1,29 @@
+# `make run` on a fresh clone shows a delegation; ARGS are passed on: make run ARGS=--once
+# The sources compile without a database: .sqlx/ holds what the SQL macros need (.ci/sqlx-data renews it).
+export SQLX_OFFLINE := true
+
+.PHONY: run test bench lint fmt
+
+# A debug build: to the first answer of a fresh clone it takes about half the time of a release build.
+run:
+	@.ci/install run
+	cargo build --locked
+	@exec target/debug/reconvene dev $(ARGS)
+
+# All tests, on a throw-away database: make test ARGS='embedded::'
+test:
+	@.ci/install test
+	.ci/with-postgres cargo nextest run --locked $(ARGS)
+
+bench:
+	@.ci/install run
+	cargo build --release --locked
+	cargo bench --locked -- $(ARGS)
+
+lint:
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	cargo deny --log-level error check licenses bans sources
+
+fmt:
+	cargo fmt
