@@ -1,4 +1,4 @@
-//! `/api/agents`: the agents of a workspace, and `/api/tools`: what they can be given (L-1).
+//! `/api/agents`: the agents of a workspace.
 //!
 //! Members read, admins write. An agent's ETag is its revision: an edit must name the one it was made from in `If-Match`,
 //! publishing and deleting may. Public agents of other workspaces are in rosters only; here they do not exist.
@@ -14,7 +14,6 @@ use crate::domain::agent::{
 use crate::domain::ids::{AgentId, WorkspaceId};
 use crate::lifecycle::agents::{self as lifecycle, EditError};
 use crate::store::{self, agents::Agent};
-use crate::tools;
 use axum::extract::{FromRequestParts, State};
 use axum::http::{StatusCode, header, request::Parts};
 use axum::response::{IntoResponse, Response};
@@ -34,7 +33,6 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(list_agents, create_agent))
         .routes(routes!(get_agent, patch_agent, delete_agent))
         .routes(routes!(publish_agent))
-        .routes(routes!(list_tools))
 }
 
 /// An agent as its authors see it: the draft, and which version is published.
@@ -259,15 +257,14 @@ async fn patch_agent(
     if_match: IfMatch,
     Json(mut body): Json<Value>,
 ) -> Result<Response, Error> {
+    // Not there is not there, whatever else the request lacks.
+    let agent = find(&app, caller.workspace, id).await?;
     let revision = if_match.required()?;
-    if let Some(template) = body
+    let template = body
         .as_object_mut()
-        .and_then(|body| body.shift_remove("template"))
-    {
-        let agent = find(&app, caller.workspace, id).await?;
-        if template.as_str() != Some(agent.template.as_str()) {
-            return Err(Error::field("template", "can not be changed"));
-        }
+        .and_then(|body| body.shift_remove("template"));
+    if template.is_some_and(|template| template != agent.template.as_str()) {
+        return Err(Error::field("template", "can not be changed"));
     }
     Ok(tagged(
         lifecycle::patch(&app.pool, caller.workspace, id, revision, &body).await?,
@@ -331,54 +328,6 @@ async fn delete_agent(
 ) -> Result<StatusCode, Error> {
     lifecycle::delete(&app.pool, caller.workspace, id, revision).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ToolView {
-    /// As agents list it in `tools`.
-    pub name: String,
-    pub display_name: String,
-    /// What models are told.
-    pub description: String,
-    /// JSON Schema of the arguments.
-    #[schema(value_type = Object)]
-    pub schema: Value,
-    /// Given to agents that list no tools.
-    pub default_enabled: bool,
-    /// Whether calls may overlap.
-    #[schema(example = "exclusive")]
-    pub concurrency: String,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ToolPage {
-    pub items: Vec<ToolView>,
-    pub next_cursor: Option<String>,
-}
-
-/// List the tools
-///
-/// All of them, in one page.
-#[utoipa::path(
-    get,
-    path = "/api/tools",
-    tag = "agents",
-    security(("bearer" = [])),
-    responses((status = 200, body = ToolPage))
-)]
-async fn list_tools(_caller: Caller) -> Json<ToolPage> {
-    let items = tools::catalogue().into_iter().map(|tool| ToolView {
-        name: tool.name.into(),
-        display_name: tool.display_name.into(),
-        description: tool.description.into(),
-        schema: tool.schema,
-        default_enabled: tool.default_enabled,
-        concurrency: tool.concurrency.into(),
-    });
-    Json(ToolPage {
-        items: items.collect(),
-        next_cursor: None,
-    })
 }
 
 async fn find(app: &App, workspace: WorkspaceId, id: AgentId) -> Result<Agent, Error> {

@@ -1,1 +1,224 @@
+//! HTTP under `/api`: routes, callers, shapes, errors. Handlers parse, call a use case or a view, and shape the answer;
+//! they decide nothing about tasks.
+//!
+//! A route and its entry in the OpenAPI document are one declaration. What every route has in common (problem answers,
+//! layers) is added here, once. A handler that takes no `Caller` is public, and declares no `security`; one for admins
+//! takes `AdminCaller` and declares `security(("bearer" = ["admin"]))`. `tests/it/tenancy.rs` holds both to it.
 
+pub mod agents;
+pub mod auth;
+pub mod chat;
+pub mod cursor;
+pub mod error;
+pub mod extract;
+pub mod feed;
+mod health;
+mod openapi;
+pub mod stream;
+pub mod tasks;
+pub mod tools;
+
+use crate::config::Config;
+use crate::lifecycle::submit::Submitter;
+use crate::prompts::Prompts;
+use crate::runtime::Hub;
+use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use error::Error;
+use sqlx::PgPool;
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::CorsLayer;
+use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
+use tower_http::sensitive_headers::SetSensitiveRequestHeadersLayer;
+use tower_http::set_header::SetResponseHeaderLayer;
+use tower_http::trace::TraceLayer;
+use tracing::{Span, debug, info_span};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use utoipa_swagger_ui::SwaggerUi;
+
+/// What handlers work with. Cheap to clone.
+#[derive(Clone)]
+pub struct App {
+    pub pool: PgPool,
+    pub config: Arc<Config>,
+    pub hub: Arc<Hub>,
+    pub submitter: Submitter,
+    pub auth: Arc<auth::Auth>,
+    /// What tools are described with.
+    pub prompts: Arc<Prompts>,
+    /// The roles of this process, for `/readyz`.
+    pub roles: Arc<[String]>,
+    /// Cancelled when the process begins to stop: streams end, so that the server can.
+    pub shutdown: CancellationToken,
+}
+
+/// All routes, ready to serve.
+pub fn router(app: App) -> axum::Router {
+    let (api, document) = documented_routes(&app).split_for_parts();
+    let document = openapi::complete(document);
+    api.merge(SwaggerUi::new("/api/docs").url("/api/openapi.json", document))
+        .fallback(async || Error::RouteNotFound)
+        .method_not_allowed_fallback(async || Error::MethodNotAllowed)
+        .layer(DefaultBodyLimit::max(app.config.server.body_limit_bytes))
+        .layer(CatchPanicLayer::custom(answer_panic))
+        .layer(cors(&app.config.server.cors_origins))
+        .layer(SetResponseHeaderLayer::if_not_present(
+            header::CACHE_CONTROL,
+            HeaderValue::from_static("no-store"),
+        ))
+        .layer(SetResponseHeaderLayer::overriding(
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        ))
+        .layer(PropagateRequestIdLayer::x_request_id())
+        .layer(
+            TraceLayer::new_for_http()
+                .make_span_with(request_span)
+                .on_request(())
+                .on_response(log_response)
+                .on_failure(()),
+        )
+        .layer(SetSensitiveRequestHeadersLayer::new([
+            header::AUTHORIZATION,
+            header::COOKIE,
+        ]))
+        .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
+        .with_state(app)
+}
+
+/// The OpenAPI document, as `/api/openapi.json` shows it.
+pub fn document() -> utoipa::openapi::OpenApi {
+    openapi::complete(timed_routes().merge(stream_routes()).into_openapi())
+}
+
+fn documented_routes(app: &App) -> OpenApiRouter<App> {
+    timed_routes()
+        .layer(middleware::from_fn_with_state(app.clone(), time_out))
+        .merge(stream_routes())
+}
+
+fn timed_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(openapi::skeleton())
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .merge(chat::router())
+        .merge(tasks::router())
+        .merge(agents::router())
+        .merge(tools::router())
+}
+
+/// Routes that answer for as long as the client listens.
+fn stream_routes() -> OpenApiRouter<App> {
+    stream::router()
+}
+
+async fn time_out(State(app): State<App>, request: Request, next: Next) -> Response {
+    let limit_seconds = app.config.server.request_timeout_seconds;
+    match tokio::time::timeout(Duration::from_secs(limit_seconds), next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => Error::Timeout { limit_seconds }.into_response(),
+    }
+}
+
+fn answer_panic(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let message = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("a panic without a message");
+    Error::internal(format!("a handler panicked: {message}")).into_response()
+}
+
+/// Only the listed origins; with none, no other origin at all.
+fn cors(origins: &[String]) -> CorsLayer {
+    let origins = origins
+        .iter()
+        .filter_map(|origin| match HeaderValue::from_str(origin) {
+            Ok(value) => Some(value),
+            Err(_) => {
+                tracing::warn!("server.cors_origins: {origin:?} is not an origin and is left out");
+                None
+            }
+        });
+    CorsLayer::new()
+        .allow_origin(origins.collect::<Vec<_>>())
+        .allow_methods([
+            Method::GET,
+            Method::POST,
+            Method::PUT,
+            Method::PATCH,
+            Method::DELETE,
+        ])
+        .allow_headers([
+            header::AUTHORIZATION,
+            header::CONTENT_TYPE,
+            header::IF_MATCH,
+            HeaderName::from_static("idempotency-key"),
+            HeaderName::from_static("last-event-id"),
+        ])
+        .expose_headers([
+            header::ETAG,
+            header::LOCATION,
+            header::RETRY_AFTER,
+            HeaderName::from_static("x-request-id"),
+        ])
+        .max_age(Duration::from_secs(600))
+}
+
+/// Names the route, never the query or the body: both are users' data.
+fn request_span(request: &Request) -> Span {
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or("", MatchedPath::as_str);
+    let id = request
+        .headers()
+        .get("x-request-id")
+        .and_then(|id| id.to_str().ok())
+        .unwrap_or("");
+    info_span!("request", http.method = %request.method(), http.route = route, request.id = id)
+}
+
+fn log_response(response: &Response, latency: Duration, _: &Span) {
+    debug!(
+        http.status = response.status().as_u16(),
+        latency_ms = latency.as_millis() as u64,
+        "answered"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // P-2
+    #[tokio::test]
+    async fn a_panic_is_answered_without_its_message() {
+        let panicking = axum::Router::new()
+            .route(
+                "/",
+                axum::routing::get(async || -> () { panic!("secret details") }),
+            )
+            .layer(CatchPanicLayer::custom(answer_panic));
+        let request = Request::get("/").body(axum::body::Body::empty()).unwrap();
+        let response = tower::ServiceExt::oneshot(panicking, request)
+            .await
+            .unwrap();
+        assert_eq!(response.status(), 500);
+        let body = axum::body::to_bytes(response.into_body(), 10_000)
+            .await
+            .unwrap();
+        let body = String::from_utf8_lossy(&body);
+        assert!(
+            body.contains("internal_error") && !body.contains("secret"),
+            "{body}"
+        );
+    }
+}

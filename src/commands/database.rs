@@ -15,6 +15,25 @@ pub struct Database {
 }
 
 impl Database {
+    /// Runs `work`, and meanwhile sees to it that the private server runs: if it dies, it is started again.
+    pub async fn look_after<T>(&self, work: impl Future<Output = T>) -> T {
+        let Some(embedded) = &self.embedded else {
+            return work.await;
+        };
+        let watch = async {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                if let Err(error) = embedded.ensure_running().await {
+                    tracing::warn!(%error, "the private database can not be started again: {error}");
+                }
+            }
+        };
+        tokio::select! {
+            result = work => result,
+            () = watch => unreachable!("the watch has no end"),
+        }
+    }
+
     /// Closes the connections, then leaves the private server, which the last process to leave stops.
     pub async fn close(self) -> Result<(), PostgresError> {
         self.pool.close().await;

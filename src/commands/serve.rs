@@ -1,9 +1,25 @@
 //! `serve`: the roles of one process, from start to the end of the grace.
 
 use super::{database, migrate};
+use crate::api::{self, App, auth::Auth};
+use crate::bus::Bus;
 use crate::config::Config;
+use crate::domain::ids::ProcessId;
+use crate::lifecycle::submit::Submitter;
+use crate::llm::Models;
+use crate::orchestrator::Orchestrator;
+use crate::prompts::Prompts;
+use crate::runtime::{Hub, Shutdown};
+use crate::worker::Worker;
 use clap::ValueEnum;
+use sqlx::PgPool;
 use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
 
 /// What a process may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -52,12 +68,190 @@ impl Roles {
             orchestrator: roles.contains(&Role::Orchestrator),
         }
     }
+
+    fn names(self) -> Vec<String> {
+        [
+            (self.api, Role::Api),
+            (self.worker, Role::Worker),
+            (self.orchestrator, Role::Orchestrator),
+        ]
+        .into_iter()
+        .filter(|(has, _)| *has)
+        .map(|(_, role)| role.to_string())
+        .collect()
+    }
 }
 
-pub async fn run(mut config: Config, _roles: Roles) -> anyhow::Result<()> {
+/// A process that serves: its loops, and its listener if it has the role.
+pub struct Service {
+    pub pool: PgPool,
+    pub hub: Arc<Hub>,
+    pub submitter: Submitter,
+    /// Where the API is reached; `None` without the role.
+    pub address: Option<SocketAddr>,
+    pub shutdown: Shutdown,
+    parts: JoinSet<&'static str>,
+    grace: Duration,
+}
+
+impl Service {
+    /// Starts all parts on an open, migrated database. Fails before any part has started.
+    pub async fn start(config: Config, roles: Roles, pool: PgPool) -> anyhow::Result<Self> {
+        let config = Arc::new(config);
+        let shutdown = Shutdown::new();
+        let hub = Arc::new(Hub::new(ProcessId::new()));
+        let submitter = Submitter::start(pool.clone(), hub.clone());
+        let models = Models::from_config(&config.llm)?;
+        let prompts = Arc::new(Prompts::load(config.prompts_dir.as_deref())?);
+        let auth = Arc::new(Auth::new(&config.auth)?);
+        let listener = match roles.api {
+            true => Some(listen(&config).await?),
+            false => None,
+        };
+        let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
+        let names = roles.names();
+
+        let mut parts = JoinSet::new();
+        let bus = Bus::new(hub.clone(), pool.clone(), names.clone());
+        parts.spawn({
+            let shutdown = shutdown.clone();
+            async move {
+                bus.run(shutdown).await;
+                "the bus"
+            }
+        });
+        if roles.orchestrator {
+            let orchestrator = Orchestrator::new(&config, pool.clone(), hub.clone());
+            let shutdown = shutdown.clone();
+            parts.spawn(async move {
+                orchestrator.run(shutdown).await;
+                "the orchestrator"
+            });
+        }
+        if roles.worker {
+            let worker = Worker::new(
+                &config,
+                pool.clone(),
+                hub.clone(),
+                models,
+                prompts.clone(),
+                shutdown.clone(),
+            );
+            parts.spawn(async move {
+                worker.run().await;
+                "the worker"
+            });
+        }
+        if let Some(listener) = listener {
+            let app = App {
+                pool: pool.clone(),
+                config: config.clone(),
+                hub: hub.clone(),
+                submitter: submitter.clone(),
+                auth,
+                prompts,
+                roles: names.into(),
+                shutdown: shutdown.soft.clone(),
+            };
+            let (soft, hard) = (shutdown.soft.clone(), shutdown.hard.clone());
+            parts.spawn(async move {
+                let server = axum::serve(listener, api::router(app))
+                    .with_graceful_shutdown(soft.cancelled_owned());
+                tokio::select! {
+                    result = server => if let Err(error) = result {
+                        tracing::error!(%error, "the API ended: {error}");
+                    },
+                    () = hard.cancelled() => {}
+                }
+                "the API"
+            });
+        }
+        let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
+        Ok(Self {
+            pool,
+            hub,
+            submitter,
+            address,
+            shutdown,
+            parts,
+            grace,
+        })
+    }
+
+    /// Serves until a signal asks for the end, then stops: nothing new is taken, what is held is finished within the
+    /// grace, the rest is given back (O-4). A part that ends by itself ends the process with an error.
+    pub async fn run_until_signal(mut self) -> anyhow::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let early = tokio::select! {
+            result = tokio::signal::ctrl_c() => { result?; None }
+            _ = terminate.recv() => None,
+            part = self.parts.join_next() => Some(match part {
+                Some(Ok(part)) => part.to_owned(),
+                Some(Err(error)) => error.to_string(),
+                None => "everything".to_owned(),
+            }),
+        };
+        self.stop().await;
+        match early {
+            Some(part) => anyhow::bail!("{part} ended although nothing had asked for it"),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops all parts: softly, and after the grace hard.
+    pub async fn stop(mut self) {
+        tracing::info!(
+            "stopping: finishing what is held, for at most {:?}",
+            self.grace
+        );
+        self.shutdown.soft.cancel();
+        let all_ended = async { while self.parts.join_next().await.is_some() {} };
+        if tokio::time::timeout(self.grace, all_ended).await.is_err() {
+            tracing::info!("the grace is over: giving back what is left");
+            self.shutdown.hard.cancel();
+            let rest = async { while self.parts.join_next().await.is_some() {} };
+            // Giving back is a few statements; a database that is away must not keep the process.
+            let _ = tokio::time::timeout(Duration::from_secs(5), rest).await;
+        }
+    }
+}
+
+/// Runs the roles until a signal.
+pub async fn run(mut config: Config, roles: Roles) -> anyhow::Result<()> {
     database::settle_signing_secret(&mut config)?;
     let database = database::open_database(&config).await?;
-    migrate::settle(&database).await?;
+    let served = async {
+        migrate::settle(&database).await?;
+        let service = Service::start(config, roles, database.pool.clone()).await?;
+        announce(&service, roles)?;
+        service.run_until_signal().await
+    };
+    let result = database.look_after(served).await;
     database.close().await?;
-    anyhow::bail!("`serve` has no roles to run yet")
+    result
+}
+
+fn announce(service: &Service, roles: Roles) -> anyhow::Result<()> {
+    let names = roles.names().join(", ");
+    tracing::info!(process.id = %service.hub.process, "serving {names}");
+    if let Some(address) = service.address {
+        super::print(format!("Reconvene listens on http://{address}"))?;
+    }
+    Ok(())
+}
+
+async fn listen(config: &Config) -> anyhow::Result<TcpListener> {
+    let (host, port) = (config.server.host.as_str(), config.server.port);
+    TcpListener::bind((host, port)).await.map_err(|error| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "another program listens there; stop it, or set server.port (SERVER_PORT), 0 for any free one"
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                "this user may not listen there; choose a port above 1023 (SERVER_PORT)"
+            }
+            _ => "check server.host and server.port (SERVER_HOST, SERVER_PORT)",
+        };
+        anyhow::anyhow!("can not listen on {host}:{port}: {error}; {advice}")
+    })
 }

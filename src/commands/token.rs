@@ -1,12 +1,10 @@
 //! `token`: an access token for one workspace. Standard output is the token and nothing else, so that scripts can take it.
 
 use super::{Refused, UsageError, database, migrate};
-use crate::config::{self, Algorithm, Config};
-use crate::domain::ids::WorkspaceId;
+use crate::api::auth::{IssueError, Role, issue};
+use crate::config::Config;
 use crate::store::workspaces;
-use clap::{Args, ValueEnum};
-use secrecy::ExposeSecret;
-use serde::Serialize;
+use clap::Args;
 use std::time::Duration;
 
 #[derive(Args, Debug)]
@@ -20,8 +18,8 @@ pub struct TokenArgs {
     /// The slug of the workspace that the token is for
     #[arg(long, value_name = "SLUG")]
     workspace: String,
-    /// What it allows
-    #[arg(long, value_enum, default_value = "member")]
+    /// What it allows: member, admin or operator
+    #[arg(long, default_value = "member")]
     role: Role,
     /// How long it is valid: a number with s, m, h or d
     #[arg(long, default_value = "1h", value_parser = parse_ttl)]
@@ -58,71 +56,8 @@ pub async fn run(config: &Config, args: TokenArgs) -> anyhow::Result<()> {
     );
     super::print(token.map_err(|err| match err {
         IssueError::NotOurs(_) => UsageError(err.to_string()).into(),
-        IssueError::SecretMissing | IssueError::Sign(_) => anyhow::Error::new(err),
+        IssueError::Config(_) | IssueError::Sign(_) => anyhow::Error::new(err),
     })?)
-}
-
-/// What a token allows. Each role may do all that the ones before it may.
-#[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-enum Role {
-    Member,
-    Admin,
-    Operator,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum IssueError {
-    #[error("tokens can be made here only with HS256; with {0:?} the identity provider makes them")]
-    NotOurs(Algorithm),
-    #[error("auth.jwt_secret is not set")]
-    SecretMissing,
-    #[error("the token can not be signed")]
-    Sign(#[from] jsonwebtoken::errors::Error),
-}
-
-#[derive(Serialize)]
-struct Claims<'a> {
-    sub: &'a str,
-    ws: WorkspaceId,
-    role: Role,
-    iss: &'a str,
-    aud: &'a str,
-    iat: i64,
-    nbf: i64,
-    exp: i64,
-}
-
-/// Makes a token that this service accepts (P-3). The workspace is not looked up.
-fn issue(
-    auth: &config::Auth,
-    workspace: WorkspaceId,
-    subject: &str,
-    role: Role,
-    ttl: Duration,
-) -> Result<String, IssueError> {
-    if auth.algorithm != Algorithm::HS256 {
-        return Err(IssueError::NotOurs(auth.algorithm));
-    }
-    let secret = auth.jwt_secret.as_ref().ok_or(IssueError::SecretMissing)?;
-    let key = jsonwebtoken::EncodingKey::from_secret(secret.expose_secret().as_bytes())?;
-    // Tokens are judged by the clocks of those who judge them, not by the database's.
-    let now = chrono::Utc::now().timestamp();
-    let claims = Claims {
-        sub: subject,
-        ws: workspace,
-        role,
-        iss: &auth.issuer,
-        aud: &auth.audience,
-        iat: now,
-        nbf: now,
-        exp: now.saturating_add_unsigned(ttl.as_secs()),
-    };
-    Ok(jsonwebtoken::encode(
-        &jsonwebtoken::Header::default(),
-        &claims,
-        &key,
-    )?)
 }
 
 /// `90s`, `30m`, `8h`, `7d`: from one second to ten years.

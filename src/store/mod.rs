@@ -5,11 +5,15 @@ pub mod awaits;
 pub mod bus;
 pub mod changes;
 pub mod events;
+pub mod feeds;
+pub mod health;
 pub mod idempotency;
 pub mod items;
 pub mod prompts;
 pub mod signals;
 pub mod steps;
+pub mod task_trees;
+pub mod task_views;
 pub mod tasks;
 pub mod workspaces;
 

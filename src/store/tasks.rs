@@ -209,7 +209,7 @@ pub async fn resolve_agents(
             union all
             select workspace_id, id, published_version, 2 from agents
             where id = r.agent_id and is_public and deleted_at is null
-            order by rank
+            order by rank, workspace_id
             limit 1
         ) a
         join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version

@@ -35,14 +35,14 @@ pub struct Prepared {
 /// Builds contexts. One per process.
 pub struct Loader {
     assembler: Assembler,
-    prompts: Prompts,
+    prompts: Arc<Prompts>,
     specs: HashMap<&'static str, ToolSpec>,
     result_chars: usize,
 }
 
 impl Loader {
     /// `max_depth` is `spawn_tasks.max_depth`; `result_chars` caps a tool result in the history.
-    pub fn new(prompts: Prompts, max_depth: u32, result_chars: usize) -> Self {
+    pub fn new(prompts: Arc<Prompts>, max_depth: u32, result_chars: usize) -> Self {
         let catalogue = tools::catalogue();
         let infos = catalogue.iter().map(|t| crate::domain::grants::ToolInfo {
             name: t.name,
@@ -194,7 +194,7 @@ impl Shared {
             system: self.system.clone(),
             messages,
             tools: self.tools.clone(),
-            cache_key: format!("{}/{}", facts.agent.agent, facts.agent.version),
+            cache_key: format!("{}/{}/{}", facts.key.workspace, facts.agent.agent, facts.agent.version),
         };
         Prepared {
             request,

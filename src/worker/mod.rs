@@ -57,7 +57,7 @@ impl Worker {
         pool: PgPool,
         hub: Arc<Hub>,
         models: Models,
-        prompts: Prompts,
+        prompts: Arc<Prompts>,
         shutdown: Shutdown,
     ) -> Self {
         let (worker, spawn) = (&config.worker, &config.spawn_tasks);

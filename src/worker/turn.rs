@@ -146,12 +146,9 @@ async fn ask(
 
 /// After how many seconds the step is to run again, or why it fails (T-14).
 fn again(error: &ModelError, attempt: u32, shared: &Shared) -> Result<f64, Failure> {
-    let told = match error.status {
-        Some(status) => format!("The model provider answered {status}: {}", error.message),
-        None => error.message.clone(),
-    };
+    let told = &error.message;
     match error.retry {
-        Retry::Never => Err(Failure::new("model_error", told)),
+        Retry::Never => Err(Failure::new("model_error", told.as_str())),
         Retry::After(hint) => next_delay(attempt, hint, &shared.retry, fastrand::f64())
             .map(|delay| delay.as_secs_f64())
             .map_err(|give_up| Failure::new("model_error", format!("{told} ({give_up})"))),
@@ -301,6 +298,7 @@ fn read_part(
             "error": child.failure,
             "output": part,
             "total_chars": total,
+            // null: this was the last part
             "next_offset": (end < total).then_some(end),
         })
         .to_string(),

@@ -54,7 +54,7 @@ impl Process {
         let mut loops = Vec::new();
         if worker {
             let models = Models::from_config(&config.llm).unwrap();
-            let prompts = Prompts::load(None).unwrap();
+            let prompts = Arc::new(Prompts::load(None).unwrap());
             let worker = Worker::new(
                 config,
                 pool.clone(),

@@ -4,11 +4,19 @@
 )]
 
 mod agents;
+mod agents_api;
+mod api_auth;
+mod api_chat;
+mod api_errors;
+mod api_stream;
+mod api_tasks;
 mod commands;
 mod embedded;
 mod engine;
+mod http;
 mod llm;
 mod main_job;
 mod offline_demo;
 mod stub_llm;
 mod support;
+mod tenancy;

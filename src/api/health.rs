@@ -1,0 +1,78 @@
+//! Whether this process lives (`/healthz`, asks nobody) and whether it should get requests (`/readyz`, asks the database).
+
+use super::App;
+use crate::store;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Serialize;
+use sqlx::migrate::Migrator;
+use utoipa::ToSchema;
+
+static MIGRATIONS: Migrator = sqlx::migrate!();
+
+#[derive(Serialize, ToSchema)]
+pub struct Health {
+    #[schema(example = "alive")]
+    status: &'static str,
+    #[schema(example = "0.1.0")]
+    version: &'static str,
+}
+
+/// Is this process alive
+#[utoipa::path(get, path = "/healthz", tag = "service", responses((status = 200, body = Health)))]
+pub async fn healthz() -> Json<Health> {
+    Json(Health {
+        status: "alive",
+        version: env!("CARGO_PKG_VERSION"),
+    })
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Readiness {
+    ready: bool,
+    /// `ok` or `unavailable`.
+    #[schema(example = "ok")]
+    database: &'static str,
+    /// `applied`; `pending` asks for `reconvene migrate`; `ahead` is fine, a newer release has migrated; `unknown` without a database.
+    #[schema(example = "applied")]
+    migrations: &'static str,
+    /// What this process does.
+    #[schema(example = json!(["api", "worker", "orchestrator"]))]
+    roles: Vec<String>,
+}
+
+/// Can this process serve
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "service",
+    responses((status = 200, body = Readiness), (status = 503, body = Readiness, description = "Not now"))
+)]
+pub async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
+    let newest = MIGRATIONS.iter().map(|migration| migration.version).max();
+    let (database, migrations) = match store::health::schema_version(&app.pool).await {
+        Err(error) => {
+            tracing::warn!("not ready, the database does not answer: {error}");
+            ("unavailable", "unknown")
+        }
+        Ok(applied) if applied < newest => ("ok", "pending"),
+        Ok(applied) if applied > newest => ("ok", "ahead"),
+        Ok(_) => ("ok", "applied"),
+    };
+    let ready = matches!(migrations, "applied" | "ahead") && !app.shutdown.is_cancelled();
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (
+        status,
+        Json(Readiness {
+            ready,
+            database,
+            migrations,
+            roles: app.roles.to_vec(),
+        }),
+    )
+}
