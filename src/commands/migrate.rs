@@ -60,12 +60,14 @@ pub async fn apply(pool: &PgPool) -> anyhow::Result<Vec<i64>> {
 }
 
 async fn apply_once(pool: &PgPool) -> Result<(), MigrateError> {
-    // A connection of its own: sqlx's lock belongs to the session, and a failed run leaves it taken.
+    // A connection of its own: sqlx's lock belongs to the session, and a failed run leaves it taken. A migration
+    // that takes long is not a slow query to report with its whole text.
     let options = pool
         .connect_options()
         .as_ref()
         .clone()
-        .options([("lock_timeout", LOCK_TIMEOUT)]);
+        .options([("lock_timeout", LOCK_TIMEOUT)])
+        .disable_statement_logging();
     let mut connection = options.connect().await?;
     let outcome = migrator().run(&mut connection).await;
     let _ = connection.close().await;

@@ -38,27 +38,32 @@ impl Home {
         let absolute = std::path::absolute(data_dir)
             .map_err(io(format!("{} is not a usable path", data_dir.display())))?;
         check_socket_path(&absolute)?;
-        let root = rustix::process::geteuid().is_root();
-        create_dir(&absolute, if root { 0o711 } else { 0o700 })?;
-        let dir = absolute
-            .canonicalize()
-            .map_err(io(format!("{} cannot be entered", absolute.display())))?;
-        check_socket_path(&dir)?;
-
-        let mut home = Home { dir, account: None };
-        let owner = home.cluster().metadata().ok();
-        home.account = match (root, owner) {
+        let us = rustix::process::geteuid();
+        let owner = absolute.join("cluster").metadata().ok();
+        let account = match (us.is_root(), owner) {
             (true, owner) => Some(account_for_root(owner)?),
-            (false, Some(owner)) if owner.uid() != rustix::process::geteuid().as_raw() => {
+            (false, Some(owner)) if owner.uid() != us.as_raw() => {
                 return Err(PostgresError::NotOurs {
-                    cluster: home.cluster(),
+                    cluster: absolute.join("cluster"),
                 });
             }
             (false, _) => None,
         };
-        if let Some(account) = &home.account {
-            check_reachable(&home.dir, account)?;
+        // What is there already is checked first, so that nothing is made in a place that can not be used.
+        if let (Some(account), Some(existing)) =
+            (&account, absolute.ancestors().find(|dir| dir.exists()))
+        {
+            check_reachable(existing, account)?;
         }
+        create_dir(&absolute, if us.is_root() { 0o711 } else { 0o700 })?;
+        let dir = absolute
+            .canonicalize()
+            .map_err(io(format!("{} cannot be entered", absolute.display())))?;
+        check_socket_path(&dir)?;
+        if let Some(account) = &account {
+            check_reachable(&dir, account)?;
+        }
+        let home = Home { dir, account };
         home.give_dir(&home.socket_dir())?;
         Ok(home)
     }

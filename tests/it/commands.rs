@@ -234,7 +234,7 @@ async fn tables(pool: &PgPool) -> i64 {
 
 #[tokio::test]
 async fn migrations_go_up_down_and_up_again_whoever_runs_them() {
-    // O-6, O-2
+    // O-6, on empty tables
     let pool = PgPoolOptions::new()
         .connect_with(empty_database().await)
         .await

@@ -257,7 +257,7 @@ async fn a_killed_process_takes_nothing_with_it() {
 
 #[tokio::test]
 async fn a_killed_server_is_started_again_by_those_who_use_it() {
-    // O-1, R-1
+    // O-1
     let home = Home::new();
     let (first, second) = (home.open().await.unwrap(), home.open().await.unwrap());
     keep_a_row(&first).await;
@@ -382,6 +382,10 @@ async fn refusals_say_what_to_do() {
         assert!(
             err.to_string().contains("DATA_DIR=/var/lib/reconvene"),
             "{err}"
+        );
+        assert!(
+            !closed.join("data").exists(),
+            "nothing is made that can not be used"
         );
     }
 }
