@@ -165,6 +165,9 @@ enum Place {
     Answered(Result<Submitted, SubmitError>),
 }
 
+/// The first message of a new task.
+type FirstMessage<'a> = (TaskKey, ItemId, &'a str);
+
 struct Batch<'a> {
     entries: Vec<Entry<'a>>,
     tasks: HashMap<TaskKey, TaskChange>,
@@ -327,7 +330,7 @@ impl<'a> Batch<'a> {
     }
 
     /// The rows to write. Messages to one task get consecutive places in arrival order (T-8).
-    fn write(&mut self) -> (Vec<NewTask>, Vec<(TaskKey, ItemId, &'a str)>, Changes) {
+    fn write(&mut self) -> (Vec<NewTask>, Vec<FirstMessage<'a>>, Changes) {
         let (mut new, mut firsts, mut changes) = (Vec::new(), Vec::new(), Changes::default());
         for entry in &mut self.entries {
             match &mut entry.place {

@@ -194,7 +194,10 @@ impl Shared {
             system: self.system.clone(),
             messages,
             tools: self.tools.clone(),
-            cache_key: format!("{}/{}/{}", facts.key.workspace, facts.agent.agent, facts.agent.version),
+            cache_key: format!(
+                "{}/{}/{}",
+                facts.key.workspace, facts.agent.agent, facts.agent.version
+            ),
         };
         Prepared {
             request,
