@@ -6,7 +6,7 @@
 //! here knows the time or the task. Everything is checked at the start, with a trial rendering, so that a mistake in an
 //! operator's file is not found by a user.
 
-use crate::domain::agent::RosterEntry;
+use crate::domain::agent::{Phase, RosterEntry};
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, context};
 use std::collections::BTreeMap;
@@ -57,6 +57,7 @@ pub enum PromptError {
 pub struct SystemPrompt<'a> {
     pub agent_name: &'a str,
     pub instructions: &'a str,
+    pub phases: &'a [Phase],
     /// `None` without a delegate tool; an empty roster says so in the prompt.
     pub roster: Option<&'a [RosterEntry]>,
 }
@@ -160,6 +161,13 @@ impl Prompts {
         prompt: &SystemPrompt<'_>,
         roster: Vec<Value>,
     ) -> Result<Sections, PromptError> {
+        let phases: Vec<Value> = prompt
+            .phases
+            .iter()
+            .map(|phase| {
+                context! { name => &phase.name, instructions => &phase.instructions, tools => &phase.tools }
+            })
+            .collect();
         let rendered = self
             .templates
             .get_template(SYSTEM)
@@ -167,6 +175,7 @@ impl Prompts {
                 template.render(context! {
                     agent_name => prompt.agent_name,
                     instructions => prompt.instructions,
+                    phases => phases,
                     can_delegate => prompt.roster.is_some(),
                     roster => roster,
                 })
@@ -200,10 +209,20 @@ impl Prompts {
             name => "Name", id => "id", description => "Description", example => "Example",
             public => true, bullet => "- Name",
         };
+        let phase = Phase {
+            name: "Name".into(),
+            tools: vec!["tool".into()],
+            ..Phase::default()
+        };
         for roster in [None, Some(vec![]), Some(vec![agent.clone(), agent])] {
             let prompt = SystemPrompt {
                 agent_name: "Name",
                 instructions: "Instructions",
+                phases: if roster.is_some() {
+                    std::slice::from_ref(&phase)
+                } else {
+                    &[]
+                },
                 roster: roster.is_some().then_some(&[]),
             };
             self.render_system(&prompt, roster.unwrap_or_default())?;
@@ -303,6 +322,7 @@ mod tests {
         SystemPrompt {
             agent_name: "Lead",
             instructions,
+            phases: &[],
             roster,
         }
     }
@@ -313,6 +333,31 @@ mod tests {
             .iter()
             .map(|section| section.name.as_str())
             .collect()
+    }
+
+    //
+    #[test]
+    fn phases_are_a_section_of_their_own_in_their_order() {
+        let phase = |name: &str, tools: &[&str]| Phase {
+            name: name.into(),
+            instructions: format!("Do {name}."),
+            tools: tools.iter().map(|t| t.to_string()).collect(),
+        };
+        let phases = [
+            phase("plan", &["ask_user", "delegate_tasks"]),
+            phase("{{ act }}", &[]),
+        ];
+        let with = SystemPrompt {
+            phases: &phases,
+            ..prompt("Work.", None)
+        };
+        let sections = Prompts::load(None).unwrap().system(&with).unwrap();
+        assert_eq!(names(&sections), ["instructions", "phases", "rules"]);
+        let (_, text) = sections.0[1].text.split_once("## ").unwrap();
+        assert_eq!(
+            text,
+            "1. plan\n\nDo plan.\nTools of this phase: ask_user, delegate_tasks\n\n## 2. {{ act }}\n\nDo {{ act }}."
+        );
     }
 
     #[test]

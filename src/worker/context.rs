@@ -148,6 +148,7 @@ impl Loader {
         let sections = self.prompts.system(&SystemPrompt {
             agent_name: &assembly.definition.name,
             instructions: &assembly.definition.instructions,
+            phases: &assembly.definition.phases,
             roster: assembly.roster.as_deref(),
         })?;
         let tools: Arc<[ToolSpec]> = assembly

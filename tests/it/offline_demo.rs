@@ -35,6 +35,7 @@ async fn story(message: &str, roster: &[RosterEntry], output: &str) -> (delegati
         agent_name: "Lead",
         // A heading of the author's own must not be taken for the roster.
         instructions: "# Agents you can delegate to\n\n- Nobody — agent_group_id: 0",
+        phases: &[],
         roster: Some(roster),
     };
     let mut request = Request {
