@@ -6,6 +6,7 @@ pub mod delegation;
 pub mod grants;
 pub mod ids;
 pub mod retry;
+pub mod signal;
 pub mod step;
 pub mod task;
 pub mod task_await;

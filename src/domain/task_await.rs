@@ -119,6 +119,31 @@ pub fn is_complete(strategy: Strategy, tally: Tally) -> bool {
     tally.pending == 0 || tally.completed >= enough
 }
 
+/// What becomes of an open group when awaits of it have been settled as `news`: its new tally, and whether it has
+/// closed. `cancelling`: its task is being ended, and will not be told.
+pub fn settle_group(
+    strategy: Strategy,
+    mut tally: Tally,
+    news: &[AwaitStatus],
+    cancelling: bool,
+) -> (Tally, GroupStatus) {
+    tally.pending -= news.len() as i32;
+    tally.completed += news
+        .iter()
+        .filter(|s| **s == AwaitStatus::Completed)
+        .count() as i32;
+    if !is_complete(strategy, tally) {
+        return (tally, GroupStatus::Open);
+    }
+    tally.pending = 0;
+    let status = match news.contains(&AwaitStatus::Skipped) {
+        _ if cancelling => GroupStatus::Cancelled,
+        true => GroupStatus::Skipped,
+        false => GroupStatus::Completed,
+    };
+    (tally, status)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +175,48 @@ mod tests {
                 complete,
                 "{strategy:?} {tally:?}"
             );
+        }
+    }
+
+    // W-3, W-4, W-6
+    #[test]
+    fn settling_table() {
+        use {AwaitStatus::*, GroupStatus as G, Strategy::*};
+        for (strategy, pending, news, cancelling, expected) in [
+            (AllRequired, 3, vec![Completed], false, (G::Open, 2)),
+            (AllRequired, 1, vec![Completed], false, (G::Completed, 0)),
+            (
+                AllRequired,
+                2,
+                vec![Completed, StartFailed],
+                false,
+                (G::Completed, 0),
+            ),
+            (
+                AllRequired,
+                2,
+                vec![Skipped, Skipped],
+                false,
+                (G::Skipped, 0),
+            ),
+            (Any, 3, vec![Completed], false, (G::Completed, 0)),
+            (Quorum(2), 3, vec![Completed], false, (G::Open, 2)),
+            (Quorum(2), 2, vec![Completed], false, (G::Completed, 0)),
+            (
+                AllRequired,
+                2,
+                vec![Cancelled, Cancelled],
+                true,
+                (G::Cancelled, 0),
+            ),
+        ] {
+            let tally = Tally {
+                total: 3,
+                pending,
+                completed: 3 - pending,
+            };
+            let (tally, status) = settle_group(strategy, tally, &news, cancelling);
+            assert_eq!((status, tally.pending), expected, "{strategy:?} {news:?}");
         }
     }
 

@@ -2,16 +2,11 @@
 
 use super::complete_awaits::complete_awaits;
 use crate::{
-    domain::task_await::AwaitStatus,
+    domain::{signal::pair, task_await::AwaitStatus},
     runtime::{Hub, Progress, Work},
-    store::{
-        self,
-        awaits::{PendingAwait, Settlement},
-        signals::Signal,
-    },
+    store::{self, awaits::Settlement},
 };
 use sqlx::PgPool;
-use std::collections::HashMap;
 
 /// Matches at most `batch` pending signals in one transaction. Safe in any number of processes, twice, after a crash.
 pub async fn match_signals(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progress, store::Error> {
@@ -26,7 +21,27 @@ pub async fn match_signals(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progr
             .map(|s| (s.workspace, s.source_type, s.correlation_key.as_str()))
             .collect();
         let awaits = store::awaits::pending_for(&mut tx, &things).await?;
-        let (settlements, verdicts) = pair(&signals, &awaits);
+        let found = pair(
+            &things,
+            awaits
+                .iter()
+                .map(|a| (a.workspace, a.source_type, a.correlation_key.as_str())),
+        );
+        // A signal whose await somebody else settles meanwhile counts as matched: it was waited for.
+        let verdicts: Vec<_> = signals
+            .iter()
+            .zip(found.iter().map(Option::is_some))
+            .collect();
+        let settlements: Vec<Settlement> = found
+            .into_iter()
+            .filter_map(|at| awaits.get(at?))
+            .map(|a| Settlement {
+                workspace: a.workspace,
+                group: a.group,
+                ordinal: a.ordinal,
+                to: AwaitStatus::Completed,
+            })
+            .collect();
         let closed = complete_awaits(&mut tx, &settlements).await?;
         store::signals::settle(&mut tx, &verdicts).await?;
         tx.commit().await?;
@@ -39,79 +54,4 @@ pub async fn match_signals(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progr
         0 => Progress::Idle,
         n => Progress::Did(n),
     })
-}
-
-/// Which awaits the signals complete, and for each signal whether it found one. A signal whose await is settled by
-/// somebody else meanwhile counts as matched: it was waited for.
-fn pair<'a>(
-    signals: &'a [Signal],
-    awaits: &[PendingAwait],
-) -> (Vec<Settlement>, Vec<(&'a Signal, bool)>) {
-    let by_thing: HashMap<_, &PendingAwait> = awaits
-        .iter()
-        .map(|a| ((a.workspace, a.source_type, a.correlation_key.as_str()), a))
-        .collect();
-    let mut settlements = Vec::new();
-    let mut verdicts = Vec::new();
-    for signal in signals {
-        let found = by_thing.get(&(
-            signal.workspace,
-            signal.source_type,
-            signal.correlation_key.as_str(),
-        ));
-        verdicts.push((signal, found.is_some()));
-        settlements.extend(found.map(|a| Settlement {
-            workspace: a.workspace,
-            group: a.group,
-            ordinal: a.ordinal,
-            to: AwaitStatus::Completed,
-        }));
-    }
-    (settlements, verdicts)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::domain::{
-        ids::{GroupId, WorkspaceId},
-        task_await::SourceType,
-    };
-
-    // W-7, D-31
-    #[test]
-    fn a_signal_finds_the_await_of_its_own_workspace_source_and_key_only() {
-        let (a, b) = (WorkspaceId::new(), WorkspaceId::new());
-        let signal = |workspace, source_type, key: &str| Signal {
-            workspace,
-            source_type,
-            dedup_key: key.into(),
-            correlation_key: key.into(),
-        };
-        let waiting = PendingAwait {
-            workspace: a,
-            group: GroupId::new(),
-            ordinal: 4,
-            source_type: SourceType::ChildTask,
-            correlation_key: "k".into(),
-        };
-        let signals = [
-            signal(b, SourceType::ChildTask, "k"),
-            signal(a, SourceType::External, "k"),
-            signal(a, SourceType::ChildTask, "other"),
-            signal(a, SourceType::ChildTask, "k"),
-        ];
-        let (settlements, verdicts) = pair(&signals, std::slice::from_ref(&waiting));
-        assert_eq!(
-            verdicts.iter().map(|v| v.1).collect::<Vec<_>>(),
-            [false, false, false, true]
-        );
-        assert_eq!(
-            settlements
-                .iter()
-                .map(|s| (s.group, s.ordinal))
-                .collect::<Vec<_>>(),
-            [(waiting.group, 4)]
-        );
-    }
 }
