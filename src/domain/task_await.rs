@@ -20,7 +20,7 @@ pub enum SourceType {
     Timer,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, sqlx::Type)]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum GroupStatus {
     Open,

@@ -16,6 +16,7 @@ mod engine;
 mod http;
 mod llm;
 mod main_job;
+mod model;
 mod offline_demo;
 mod stub_llm;
 mod support;
