@@ -40,16 +40,20 @@ pub struct Guard {
 }
 
 impl Held {
-    /// Registers a claimed step. A task has one active step, so a second claim of a task replaces the first.
+    /// Registers a claimed step. A task has one active step, so whatever this process still does for an earlier claim
+    /// of the task was lost, and is cancelled here: `lose` could not find it any more.
     pub fn hold(self: &Arc<Self>, claim: Claim, parent: &CancellationToken) -> Guard {
         let lost = parent.child_token();
-        self.lock().insert(
+        let earlier = self.lock().insert(
             claim.key.task,
             Entry {
                 claim,
                 lost: lost.clone(),
             },
         );
+        if let Some(earlier) = earlier {
+            earlier.lost.cancel();
+        }
         Guard {
             held: self.clone(),
             claim,
