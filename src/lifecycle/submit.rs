@@ -449,14 +449,15 @@ fn append(
         true => item.data(json!({"skip_wait": true})),
         false => item,
     };
-    task.state.news_seq = task.add_item(changes, item.text(message.text.as_str()));
-    task.state.decides_left = refill.unwrap_or(task.state.decides_left);
     let before = task.state.status;
     // Every status accepts a message.
     task.state.status = before.next(On::Message).unwrap_or(before);
     if task.state.status != before {
+        // Before the message, so that nothing comes between messages sent at the same time (T-8).
         task.add_item(changes, Draft::status(task.state.status));
     }
+    task.state.news_seq = task.add_item(changes, item.text(message.text.as_str()));
+    task.state.decides_left = refill.unwrap_or(task.state.decides_left);
 }
 
 fn answer_json(s: &Submitted) -> Value {
