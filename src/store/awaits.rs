@@ -356,7 +356,8 @@ pub async fn postpone(conn: &mut PgConnection, awaits: &[PendingAwait]) -> Resul
     Ok(())
 }
 
-/// What a closed group has to tell, by ordinal: the awaits with the children that they were for.
+/// What a closed group has to tell, by ordinal: the awaits with the children that they were for. A child that ended and
+/// was reopened since (T-7) is told as it ended: its feed remembers.
 pub async fn reports(
     conn: &mut PgConnection,
     groups: &[(WorkspaceId, GroupId)],
@@ -365,8 +366,8 @@ pub async fn reports(
         r#"
         select a.group_id as "group: GroupId", a.status as "await_status: AwaitStatus",
             coalesce(t.id, a.correlation_key::uuid) as "task!: TaskId", coalesce(t.title, '') as "title!",
-            coalesce(v.definition ->> 'name', '') as "agent_name!", t.status as "status?: TaskStatus",
-            t.output, t.error as "error: Json<Failure>", t.deleted_at is not null as "deleted!",
+            coalesce(v.definition ->> 'name', '') as "agent_name!", coalesce(ended.status, t.status) as "status?: TaskStatus",
+            coalesce(t.output, ended.output) as output, t.error as "error: Json<Failure>", t.deleted_at is not null as "deleted!",
             (extract(epoch from t.finished_at - t.created_at) * 1000)::bigint as "duration_ms",
             coalesce(jsonb_array_length(v.definition -> 'tools'), 0) > 0 as "was_granted_tools!",
             coalesce(s.decides, 0) as "decides!", coalesce(s.calls, 0) as "calls!", coalesce(s.tokens, 0) as "tokens!"
@@ -380,6 +381,17 @@ pub async fn reports(
                 sum(input_tokens + output_tokens)::bigint as tokens
             from steps s where s.workspace_id = t.workspace_id and s.task_id = t.id
         ) s on true
+        left join lateral (
+            select e.data ->> 'status' as status, (
+                select m.text from task_items m
+                where m.workspace_id = e.workspace_id and m.task_id = e.task_id and m.seq < e.seq
+                    and m.kind = 'assistant_message' and e.data ->> 'status' = 'completed'
+                order by m.seq desc limit 1) as output
+            from task_items e
+            where e.workspace_id = t.workspace_id and e.task_id = t.id and e.kind = 'status'
+                and e.data ->> 'status' in ('completed', 'failed', 'stopped')
+            order by e.seq desc limit 1
+        ) ended on a.status = 'completed' and t.status not in ('completed', 'failed', 'stopped')
         order by a.group_id, a.ordinal
         "#,
         &column(groups, |g| g.0.0),
