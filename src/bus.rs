@@ -16,9 +16,10 @@ use sqlx::{
     postgres::{PgConnectOptions, PgListener, PgPoolOptions},
 };
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -31,8 +32,8 @@ const RECONNECT_AFTER: Duration = Duration::from_millis(250);
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 /// A process that has been silent for so long is not counted.
 const SILENT: Duration = Duration::from_secs(20);
-/// Task ids in one notification: 36 characters each, and the limit is 8,000.
-const IDS_PER_NOTIFICATION: usize = 150;
+/// Task ids in one notification: 36 characters each, at most 57 with the id of a piece of text, and the limit is 8,000.
+const IDS_PER_NOTIFICATION: usize = 120;
 
 pub struct Bus {
     hub: Arc<Hub>,
@@ -40,7 +41,6 @@ pub struct Bus {
     options: PgConnectOptions,
     roles: Vec<String>,
     is_listening: AtomicBool,
-    newest_chunk: AtomicI64,
 }
 
 impl Bus {
@@ -52,7 +52,6 @@ impl Bus {
             options,
             roles,
             is_listening: AtomicBool::new(false),
-            newest_chunk: AtomicI64::new(0),
         }
     }
 
@@ -110,10 +109,6 @@ impl Bus {
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.ignore_pool_close_event(true);
         listener.listen(sql::CHANNEL).await?;
-        self.newest_chunk.store(
-            sql::newest_chunk(&mut *self.pool.acquire().await?).await?,
-            Ordering::Relaxed,
-        );
         self.is_listening.store(true, Ordering::Relaxed);
         self.beat().await?;
         self.hub.announce_hello();
@@ -161,10 +156,11 @@ impl Bus {
             return Ok(Progress::Idle);
         }
         let mut conn = self.pool.acquire().await?;
-        if !outgoing.deltas.is_empty() {
-            sql::put_chunks(&mut conn, &outgoing.deltas).await?;
-        }
-        sql::notify(&mut conn, &payloads(self.hub.process, &outgoing)).await?;
+        let chunks = match outgoing.deltas.is_empty() {
+            true => vec![],
+            false => sql::put_chunks(&mut conn, &outgoing.deltas).await?,
+        };
+        sql::notify(&mut conn, &payloads(self.hub.process, &outgoing, &chunks)).await?;
         Ok(Progress::Idle)
     }
 
@@ -186,29 +182,28 @@ impl Bus {
                     .into_iter()
                     .for_each(|task| self.hub.tell_local(task, Change::Feed));
             }
-            Hint::Deltas(tasks) => {
-                if let Err(error) = self.pass_chunks(&tasks).await {
+            Hint::Deltas(chunks) => {
+                if let Err(error) = self.pass_chunks(&chunks).await {
                     tracing::debug!(%error, "streamed text was not read: {error}");
                 }
             }
         }
     }
 
-    /// Hands the text that other processes have written to the watchers here.
-    async fn pass_chunks(&self, tasks: &[TaskId]) -> Result<(), store::Error> {
+    /// Hands the text that other processes have written to the watchers here. Pieces are read by their ids: "newer than
+    /// the newest" would lose one that was stored late.
+    async fn pass_chunks(&self, chunks: &[(TaskId, i64)]) -> Result<(), store::Error> {
         let watched = self.hub.watched();
-        let tasks: Vec<TaskId> = tasks
+        let chunks: Vec<(TaskId, i64)> = chunks
             .iter()
             .copied()
-            .filter(|t| watched.contains(t))
+            .filter(|(task, _)| watched.contains(task))
             .collect();
-        if tasks.is_empty() {
+        if chunks.is_empty() {
             return Ok(());
         }
-        let after = self.newest_chunk.load(Ordering::Relaxed);
         let mut conn = self.pool.acquire().await?;
-        for chunk in sql::chunks_all_workspaces(&mut conn, &tasks, after).await? {
-            self.newest_chunk.fetch_max(chunk.id, Ordering::Relaxed);
+        for chunk in sql::chunks_all_workspaces(&mut conn, &chunks).await? {
             self.hub.tell_local(
                 chunk.task,
                 Change::Delta {
@@ -226,13 +221,14 @@ enum Hint {
     Hello,
     Work(Work),
     Feeds(Vec<TaskId>),
-    Deltas(Vec<TaskId>),
+    /// Pieces of text, by task and id.
+    Deltas(Vec<(TaskId, i64)>),
     Watched(Vec<TaskId>),
     Stopped(Vec<TaskId>),
 }
 
-/// `PROCESS KIND [ID,ID,…]`, one notification each.
-fn payloads(process: ProcessId, out: &Outgoing) -> Vec<String> {
+/// `PROCESS KIND [ID,ID,…]`, one notification each. `chunks` are the ids under which `out.deltas` were stored.
+fn payloads(process: ProcessId, out: &Outgoing, chunks: &[(TaskId, i64)]) -> Vec<String> {
     let mut payloads: Vec<String> = out
         .work
         .iter()
@@ -245,18 +241,16 @@ fn payloads(process: ProcessId, out: &Outgoing) -> Vec<String> {
     if out.hello {
         payloads.push(format!("{process} hello"));
     }
-    let mut deltas: Vec<TaskId> = out.deltas.iter().map(|d| d.1).collect();
-    deltas.sort_unstable();
-    deltas.dedup();
+    let deltas = chunks.iter().map(|(task, id)| format!("{task}/{id}"));
+    let ids = |tasks: &HashSet<TaskId>| tasks.iter().map(TaskId::to_string).collect::<Vec<_>>();
     let lists = [
-        ("watched", out.watched.iter().copied().collect()),
-        ("stopped", out.stopped.iter().copied().collect()),
-        ("deltas", deltas),
-        ("feeds", out.feeds.iter().copied().collect::<Vec<_>>()),
+        ("watched", ids(&out.watched)),
+        ("stopped", ids(&out.stopped)),
+        ("deltas", deltas.collect()),
+        ("feeds", ids(&out.feeds)),
     ];
-    for (kind, tasks) in lists {
-        for ids in tasks.chunks(IDS_PER_NOTIFICATION) {
-            let ids: Vec<String> = ids.iter().map(TaskId::to_string).collect();
+    for (kind, ids) in lists {
+        for ids in ids.chunks(IDS_PER_NOTIFICATION) {
             payloads.push(format!("{process} {kind} {}", ids.join(",")));
         }
     }
@@ -267,12 +261,16 @@ fn parse(payload: &str) -> Option<(ProcessId, Hint)> {
     let mut parts = payload.split(' ');
     let process = parts.next()?.parse().ok()?;
     let kind = parts.next()?;
-    let mut ids = || {
-        parts
-            .next()?
+    let list = parts.next();
+    let ids = || {
+        list?
             .split(',')
             .map(|id| id.parse().ok())
             .collect::<Option<Vec<TaskId>>>()
+    };
+    let chunk = |text: &str| {
+        let (task, id) = text.split_once('/')?;
+        Some((task.parse().ok()?, id.parse().ok()?))
     };
     let hint = match kind {
         "hello" => Hint::Hello,
@@ -281,7 +279,7 @@ fn parse(payload: &str) -> Option<(ProcessId, Hint)> {
         "steps" => Hint::Work(Work::Steps),
         "watched" => Hint::Watched(ids()?),
         "stopped" => Hint::Stopped(ids()?),
-        "deltas" => Hint::Deltas(ids()?),
+        "deltas" => Hint::Deltas(list?.split(',').map(chunk).collect::<Option<_>>()?),
         "feeds" => Hint::Feeds(ids()?),
         _ => return None,
     };
@@ -306,7 +304,8 @@ mod tests {
             deltas: vec![(WorkspaceId::new(), tasks[3], 1, "é".repeat(50_000))],
             hello: true,
         };
-        let payloads = payloads(me, &out);
+        let chunks: Vec<_> = tasks.iter().map(|task| (*task, i64::MAX)).collect();
+        let payloads = payloads(me, &out, &chunks);
         assert!(payloads.iter().all(|p| p.len() < 8000));
         let hints: Vec<Hint> = payloads
             .iter()
@@ -324,7 +323,7 @@ mod tests {
                 Hint::Hello,
                 Hint::Watched(vec![tasks[2]]),
                 Hint::Stopped(vec![tasks[1]]),
-                Hint::Deltas(vec![tasks[3]]),
+                Hint::Deltas(chunks[..IDS_PER_NOTIFICATION].to_vec()),
             ]
         );
         let feeds = hints.into_iter().filter_map(|h| match h {
@@ -339,6 +338,7 @@ mod tests {
             &format!("{me}"),
             &format!("{me} feeds"),
             &format!("{me} feeds x"),
+            &format!("{me} deltas {me}"),
             &format!("{me} what"),
         ] {
             assert_eq!(parse(rubbish), None, "{rubbish}");

@@ -55,24 +55,25 @@ pub async fn leave(conn: &mut PgConnection, process: ProcessId) -> Result<(), Er
     Ok(())
 }
 
-/// Keeps pieces of model text for watchers in other processes.
+/// Keeps pieces of model text for watchers in other processes; returns the id of each with its task.
 pub async fn put_chunks(
     conn: &mut PgConnection,
     chunks: &[(WorkspaceId, TaskId, i32, String)],
-) -> Result<(), Error> {
-    sqlx::query!(
+) -> Result<Vec<(TaskId, i64)>, Error> {
+    let rows = sqlx::query!(
         r#"
         insert into stream_chunks (workspace_id, task_id, turn, text)
         select * from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[])
+        returning task_id as "task: TaskId", id
         "#,
         &column(chunks, |c| c.0.0),
         &column(chunks, |c| c.1.0),
         &column(chunks, |c| c.2),
         &column(chunks, |c| c.3.as_str()) as &[&str],
     )
-    .execute(conn)
+    .fetch_all(conn)
     .await?;
-    Ok(())
+    Ok(rows.into_iter().map(|r| (r.task, r.id)).collect())
 }
 
 /// A piece of model text.
@@ -85,34 +86,24 @@ pub struct Chunk {
     pub text: String,
 }
 
-/// The pieces of these tasks after `after`, in order. All workspaces: the reader hands each to watchers of its task.
+/// These pieces, in order. All workspaces: the reader hands each to watchers of its task.
 pub async fn chunks_all_workspaces(
     conn: &mut PgConnection,
-    tasks: &[TaskId],
-    after: i64,
+    chunks: &[(TaskId, i64)],
 ) -> Result<Vec<Chunk>, Error> {
     Ok(sqlx::query_as!(
         Chunk,
         r#"
-        select workspace_id as "workspace: WorkspaceId", task_id as "task: TaskId", id, turn, text
-        from stream_chunks
-        where task_id = any($1) and id > $2
-        order by id
+        select s.workspace_id as "workspace: WorkspaceId", s.task_id as "task: TaskId", s.id, s.turn, s.text
+        from unnest($1::uuid[], $2::bigint[]) as c (task_id, id)
+        join stream_chunks s on s.task_id = c.task_id and s.id = c.id
+        order by s.id
         "#,
-        &column(tasks, |t| t.0),
-        after,
+        &column(chunks, |c| c.0.0),
+        &column(chunks, |c| c.1),
     )
     .fetch_all(conn)
     .await?)
-}
-
-/// The newest piece so far: a new reader begins after it.
-pub async fn newest_chunk(conn: &mut PgConnection) -> Result<i64, Error> {
-    Ok(
-        sqlx::query_scalar!(r#"select coalesce(max(id), 0) as "id!" from stream_chunks"#)
-            .fetch_one(conn)
-            .await?,
-    )
 }
 
 /// Removes streamed text after a minute and processes after an hour of silence.
