@@ -146,6 +146,7 @@ async fn ask(
 
 /// After how many seconds the step is to run again, or why it fails (T-14).
 fn again(error: &ModelError, attempt: u32, shared: &Shared) -> Result<f64, Failure> {
+    // The message says who failed with which status.
     let told = &error.message;
     match error.retry {
         Retry::Never => Err(Failure::new("model_error", told.as_str())),
