@@ -38,6 +38,7 @@ struct Shared {
     held: Arc<Held>,
     limits: delegation::Limits,
     retry: retry::Limits,
+    lease: Duration,
     result_chars: usize,
 }
 
@@ -81,6 +82,7 @@ impl Worker {
                 base: Duration::from_millis(config.llm.retry_base_ms),
                 max: Duration::from_secs(config.llm.retry_max_seconds),
             },
+            lease: Duration::from_secs(worker.lease_seconds.into()),
             result_chars: config.tools.max_result_chars,
             pool,
             hub,
@@ -227,12 +229,8 @@ async fn fail(
         failure,
         model: None,
     };
-    shared
-        .checkpointer
-        .commit(Commit {
-            claim: step.claim,
-            outcome,
-        })
+    let claim = step.claim;
+    turn::commit(shared, Commit { claim, outcome })
         .await
         .map(|_| ())
 }

@@ -27,9 +27,13 @@ use crate::{
     },
     tools::{self, ToolOutcome},
 };
+use futures::TryFutureExt;
 use serde::Deserialize;
 use serde_json::json;
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 type Done = Result<(), Arc<store::Error>>;
 
@@ -44,10 +48,37 @@ pub async fn run(shared: &Shared, guard: &mut Guard, step: Claimed, context: Con
         }
         // A call that another worker had started: the rest of the turn is this worker's now.
         (Some(call), _) => {
-            let calls = load_calls(shared, guard, call).await?;
+            let calls = patiently(shared, || load_calls(shared, &*guard, call)).await?;
             run_calls(shared, guard, &context, calls, guard.claim().key.ordinal).await
         }
         (None, None) => Ok(()),
+    }
+}
+
+/// Commits a result, however long the database is away within a lease: an answer of a model is not thrown away for a
+/// moment's outage.
+pub async fn commit(shared: &Shared, commit: Commit) -> Result<Committed, Arc<store::Error>> {
+    patiently(shared, || shared.checkpointer.commit(commit.clone())).await
+}
+
+/// Repeats `work` while the database can not be reached, for at most one lease; a claim that is lost meanwhile cancels
+/// the caller. All work here may be repeated: it is fenced by its claim or adopts what it finds, so if it had been
+/// committed after all the repeat changes nothing.
+async fn patiently<T, F>(shared: &Shared, work: impl Fn() -> F) -> Result<T, Arc<store::Error>>
+where
+    F: Future<Output = Result<T, Arc<store::Error>>>,
+{
+    let begun = Instant::now();
+    let mut pause = Duration::from_millis(50);
+    loop {
+        match work().await {
+            Err(error) if error.is_unavailable() && begun.elapsed() < shared.lease => {
+                tracing::warn!(%error, "the database is away, trying again in {pause:?}: {error}");
+                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                pause = (pause * 2).min(Duration::from_secs(2));
+            }
+            result => return result,
+        }
     }
 }
 
@@ -90,7 +121,11 @@ async fn decide(
             match again(&error, attempt, shared) {
                 Ok(seconds) => {
                     let why = GiveBack::ModelBusy { seconds };
-                    lifecycle::requeue::give_back(&shared.pool, &shared.hub, &claim, why).await?;
+                    patiently(shared, || {
+                        lifecycle::requeue::give_back(&shared.pool, &shared.hub, &claim, why)
+                            .map_err(Arc::new)
+                    })
+                    .await?;
                     return Ok(None);
                 }
                 Err(failure) => Outcome::Failed {
@@ -104,11 +139,7 @@ async fn decide(
         Outcome::Decided(decided) => Some(decided.decision.clone()),
         Outcome::Called(_) | Outcome::Failed { .. } => None,
     };
-    match shared
-        .checkpointer
-        .commit(Commit { claim, outcome })
-        .await?
-    {
+    match commit(shared, Commit { claim, outcome }).await? {
         Committed::Done(Some(next)) => {
             guard.move_to(next);
             Ok(decision)
@@ -165,7 +196,9 @@ async fn run_calls(
 ) -> Done {
     let begin = (first - 1).max(0) as usize;
     for (at, call) in calls.iter().enumerate().skip(begin) {
-        let Some(done) = execute(shared, guard, context, call).await? else {
+        let guarded = &*guard;
+        let done = patiently(shared, || execute(shared, guarded, context, call)).await?;
+        let Some(done) = done else {
             return Ok(());
         };
         let outcome = Outcome::Called(Box::new(Called {
@@ -176,11 +209,7 @@ async fn run_calls(
             next: calls.get(at + 1).map(as_call),
         }));
         let claim = *guard.claim();
-        match shared
-            .checkpointer
-            .commit(Commit { claim, outcome })
-            .await?
-        {
+        match commit(shared, Commit { claim, outcome }).await? {
             Committed::Done(Some(next)) => guard.move_to(next),
             Committed::Done(None) | Committed::Stale => return Ok(()),
         }
