@@ -1,5 +1,6 @@
 //! The engine of one or several processes in a test: loops on a real database, a model behind HTTP or offline.
 
+pub use crate::process::Process;
 use crate::{stub_llm::StubLlm, support};
 use reconvene::{
     config::{Config, Provider},
@@ -13,11 +14,7 @@ use reconvene::{
         demo::{Demo, seed_demo},
         submit::{NewMessage, Recipient, Submitted, Submitter},
     },
-    llm::Models,
-    orchestrator::Orchestrator,
-    prompts::Prompts,
-    runtime::{Hub, Shutdown},
-    worker::Worker,
+    runtime::Hub,
 };
 use sqlx::PgPool;
 use std::{
@@ -25,79 +22,9 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::task::JoinHandle;
 
 /// Longer than any wait of a healthy test.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Loops of one process. Dropping it kills them in mid-flight, as `kill -9` would; `stop` ends them gracefully.
-pub struct Process {
-    pub hub: Arc<Hub>,
-    shutdown: Shutdown,
-    loops: Vec<JoinHandle<()>>,
-}
-
-impl Process {
-    pub fn start(config: &Config, pool: &PgPool, worker: bool, orchestrator: bool) -> Self {
-        let hub = Arc::new(Hub::new(ProcessId::new()));
-        Self::start_on(hub, config, pool, worker, orchestrator)
-    }
-
-    pub fn start_on(
-        hub: Arc<Hub>,
-        config: &Config,
-        pool: &PgPool,
-        worker: bool,
-        orchestrator: bool,
-    ) -> Self {
-        let shutdown = Shutdown::new();
-        let mut loops = Vec::new();
-        if worker {
-            let models = Models::from_config(&config.llm).unwrap();
-            let prompts = Arc::new(Prompts::load(None).unwrap());
-            let worker = Worker::new(
-                config,
-                pool.clone(),
-                hub.clone(),
-                models,
-                prompts,
-                shutdown.clone(),
-            );
-            loops.push(tokio::spawn(worker.run()));
-        }
-        if orchestrator {
-            let orchestrator = Orchestrator::new(config, pool.clone(), hub.clone());
-            loops.push(tokio::spawn(orchestrator.run(shutdown.clone())));
-        }
-        Self {
-            hub,
-            shutdown,
-            loops,
-        }
-    }
-
-    pub async fn stop(mut self) {
-        self.shutdown.soft.cancel();
-        for handle in self.loops.drain(..) {
-            handle.await.unwrap();
-        }
-    }
-
-    /// Ends every loop where it stands. Transactions that are open are rolled back, leases stay.
-    pub async fn kill(mut self) {
-        for handle in self.loops.drain(..) {
-            handle.abort();
-            let _ = handle.await;
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.shutdown.hard.cancel();
-        self.loops.iter().for_each(|l| l.abort());
-    }
-}
 
 /// A database with the demo workspace, and what a test does with it.
 pub struct Engine {

@@ -1,0 +1,302 @@
+//! Processes of a test: each with a thread, a runtime and a pool of its own, so that one can be killed or suspended as
+//! the operating system does it, with everything that it has spawned. And a barrier inside the database.
+
+use crate::engine::until;
+use reconvene::{
+    bus::Bus, config::Config, domain::ids::ProcessId, llm::Models, orchestrator::Orchestrator,
+    prompts::Prompts, runtime::Hub, runtime::Shutdown, worker::Worker,
+};
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc as blocking,
+    },
+    thread::JoinHandle,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+};
+
+/// The loops of one process.
+pub struct Process {
+    pub hub: Arc<Hub>,
+    commands: Option<mpsc::UnboundedSender<Command>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Command {
+    /// Says that it stands still, and does so until the other end speaks or is dropped.
+    Suspend(oneshot::Sender<()>, blocking::Receiver<()>),
+    Stop,
+}
+
+/// Dropping it lets the process go on.
+#[must_use]
+pub struct Suspended(#[allow(dead_code, reason = "dropping it is its use")] blocking::Sender<()>);
+
+/// Which loops a process runs.
+#[derive(Clone, Copy)]
+pub struct Roles {
+    pub worker: bool,
+    pub orchestrator: bool,
+    /// Tells other processes, and listens to them.
+    pub bus: bool,
+}
+
+impl Process {
+    pub fn start(config: &Config, pool: &PgPool, worker: bool, orchestrator: bool) -> Self {
+        let hub = Arc::new(Hub::new(ProcessId::new()));
+        Self::start_on(hub, config, pool, worker, orchestrator)
+    }
+
+    pub fn start_on(
+        hub: Arc<Hub>,
+        config: &Config,
+        pool: &PgPool,
+        worker: bool,
+        orchestrator: bool,
+    ) -> Self {
+        let roles = Roles {
+            worker,
+            orchestrator,
+            bus: false,
+        };
+        Self::with_roles(hub, config, pool, roles)
+    }
+
+    /// On the database of `pool`, through connections of its own.
+    pub fn with_roles(hub: Arc<Hub>, config: &Config, pool: &PgPool, roles: Roles) -> Self {
+        let (sender, commands) = mpsc::unbounded_channel();
+        let (config, its_hub) = (config.clone(), hub.clone());
+        let options = (*pool.connect_options()).clone();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(live(config, its_hub, options, roles, commands));
+        });
+        Self {
+            hub,
+            commands: Some(sender),
+            thread: Some(thread),
+        }
+    }
+
+    /// Ends gracefully: what is held is finished.
+    pub async fn stop(mut self) {
+        self.command(Command::Stop);
+        self.join().await;
+    }
+
+    /// Ends everything where it stands. Transactions that are open are rolled back, leases stay.
+    pub async fn kill(mut self) {
+        self.commands = None;
+        self.join().await;
+    }
+
+    /// Returns when nothing of the process moves any more.
+    pub async fn suspend(&self) -> Suspended {
+        let (resume, wait) = blocking::channel();
+        let (stands, still) = oneshot::channel();
+        self.command(Command::Suspend(stands, wait));
+        still.await.unwrap();
+        Suspended(resume)
+    }
+
+    fn command(&self, command: Command) {
+        let sent = self.commands.as_ref().unwrap().send(command);
+        assert!(sent.is_ok(), "the process has ended by itself");
+    }
+
+    async fn join(&mut self) {
+        let thread = self.thread.take().unwrap();
+        let ended = tokio::task::spawn_blocking(move || thread.join()).await;
+        ended.unwrap().expect("no loop of the process panics");
+    }
+}
+
+async fn live(
+    config: Config,
+    hub: Arc<Hub>,
+    options: PgConnectOptions,
+    roles: Roles,
+    mut commands: mpsc::UnboundedReceiver<Command>,
+) {
+    let pool = PgPoolOptions::new()
+        .max_connections(config.database.max_connections.min(8))
+        .connect_lazy_with(options);
+    let shutdown = Shutdown::new();
+    let mut loops = JoinSet::new();
+    if roles.worker {
+        loops.spawn(worker(&config, &pool, &hub, &shutdown).run());
+    }
+    if roles.orchestrator {
+        let orchestrator = Orchestrator::new(&config, pool.clone(), hub.clone());
+        loops.spawn(orchestrator.run(shutdown.clone()));
+    }
+    if roles.bus {
+        let bus = Bus::new(hub, pool.clone(), vec!["test".into()]);
+        let shutdown = shutdown.clone();
+        loops.spawn(async move { bus.run(shutdown).await });
+    }
+    while let Some(command) = commands.recv().await {
+        match command {
+            Command::Suspend(stands, wait) => {
+                let _ = stands.send(());
+                // Blocks the only thread of this runtime, heartbeat and all.
+                let _ = wait.recv();
+            }
+            Command::Stop => {
+                shutdown.soft.cancel();
+                while let Some(ended) = loops.join_next().await {
+                    ended.unwrap();
+                }
+                return;
+            }
+        }
+    }
+}
+
+pub fn worker(config: &Config, pool: &PgPool, hub: &Arc<Hub>, shutdown: &Shutdown) -> Worker {
+    Worker::new(
+        config,
+        pool.clone(),
+        hub.clone(),
+        Models::from_config(&config.llm).unwrap(),
+        Prompts::load(None).unwrap(),
+        shutdown.clone(),
+    )
+}
+
+/// Holds inserts of certain rows, inside their transactions, until it is opened.
+pub struct Barrier {
+    holder: PgConnection,
+    pool: PgPool,
+}
+
+impl Barrier {
+    /// `when` is a condition on `new`, the row. One barrier per database.
+    pub async fn before_insert(pool: &PgPool, table: &str, when: &str) -> Self {
+        let mut holder = PgConnection::connect_with(&pool.connect_options())
+            .await
+            .unwrap();
+        let sql = format!(
+            "select pg_advisory_lock(7);
+             create function test_barrier() returns trigger language plpgsql as
+                 $$ begin perform pg_advisory_xact_lock_shared(7); return new; end $$;
+             create trigger test_barrier before insert on {table}
+                 for each row when ({when}) execute function test_barrier();"
+        );
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut holder)
+            .await
+            .unwrap();
+        let pool = pool.clone();
+        Self { holder, pool }
+    }
+
+    /// Waits until a transaction stands before it.
+    pub async fn reached(&self) {
+        until("a transaction stands before the barrier", async || {
+            waiting(&self.pool, "advisory").await > 0
+        })
+        .await;
+    }
+
+    pub async fn open(mut self) {
+        sqlx::query("select pg_advisory_unlock(7)")
+            .execute(&mut self.holder)
+            .await
+            .unwrap();
+    }
+}
+
+/// How many sessions of this database wait for a lock of this kind: `advisory`, `transactionid`, `tuple`.
+pub async fn waiting(pool: &PgPool, kind: &str) -> i64 {
+    sqlx::query_scalar(
+        "select count(*) from pg_stat_activity
+         where datname = current_database() and wait_event_type = 'Lock' and wait_event = $1",
+    )
+    .bind(kind)
+    .fetch_one(pool)
+    .await
+    .unwrap()
+}
+
+/// A connection that holds the row lock of a task until dropped.
+pub async fn lock_task(pool: &PgPool, task: reconvene::domain::ids::TaskId) -> PgConnection {
+    let mut conn = PgConnection::connect_with(&pool.connect_options())
+        .await
+        .unwrap();
+    sqlx::raw_sql("begin").execute(&mut conn).await.unwrap();
+    sqlx::query("select 1 from tasks where id = $1 for no key update")
+        .bind(task.0)
+        .execute(&mut conn)
+        .await
+        .unwrap();
+    conn
+}
+
+/// Stands between processes and their database, and can be cut.
+pub struct Proxy {
+    /// A pool that goes through it, to start processes on.
+    pub pool: PgPool,
+    state: Arc<watch::Sender<bool>>,
+    refused: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    pub async fn start(pool: &PgPool) -> Self {
+        let options = (*pool.connect_options()).clone();
+        let target = (options.get_host().to_owned(), options.get_port());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let state = Arc::new(watch::Sender::new(false));
+        let refused = Arc::new(AtomicUsize::new(0));
+        let (its_state, its_refused) = (state.clone(), refused.clone());
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut cut = its_state.subscribe();
+                if *cut.borrow() {
+                    its_refused.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                let target = target.clone();
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(target).await.unwrap();
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                        _ = cut.wait_for(|cut| *cut) => {}
+                    }
+                });
+            }
+        });
+        let options = options.host("127.0.0.1").port(port);
+        Self {
+            pool: PgPoolOptions::new().connect_lazy_with(options),
+            state,
+            refused,
+        }
+    }
+
+    /// Breaks every connection and refuses new ones.
+    pub fn cut(&self) {
+        self.state.send_replace(true);
+    }
+
+    pub fn mend(&self) {
+        self.state.send_replace(false);
+    }
+
+    pub fn refused(&self) -> usize {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
