@@ -8,10 +8,10 @@ mod turn;
 
 use crate::{
     config::Config,
-    domain::{delegation, retry},
+    domain::{delegation, retry, task::Failure},
     lifecycle::{
         self,
-        checkpoint::{Checkpointer, Commit, Outcome},
+        checkpoint::{Checkpointer, Outcome},
     },
     llm::Models,
     prompts::Prompts,
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 use context::{Context, Loader};
-use lease::Held;
+use lease::{Guard, Held};
 use sqlx::PgPool;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
@@ -184,17 +184,12 @@ async fn run_step(
         match context {
             Some(Ok(context)) => turn::run(shared, &mut guard, step, context).await,
             Some(Err(error)) => {
-                fail(
-                    shared,
-                    &step,
-                    "internal",
-                    &format!("The prompt can not be built: {error}"),
-                )
-                .await
+                let text = format!("The prompt can not be built: {error}");
+                fail(shared, &guard, "internal", &text).await
             }
             None => {
                 let text = "The task's agent can not be read. Publish the agent again and send a new message.";
-                fail(shared, &step, "agent_unavailable", text).await
+                fail(shared, &guard, "agent_unavailable", text).await
             }
         }
     };
@@ -220,17 +215,13 @@ async fn run_step(
 
 async fn fail(
     shared: &Shared,
-    step: &Claimed,
+    guard: &Guard,
     code: &str,
     message: &str,
 ) -> Result<(), Arc<store::Error>> {
-    let failure = crate::domain::task::Failure::new(code, message);
     let outcome = Outcome::Failed {
-        failure,
+        failure: Failure::new(code, message),
         model: None,
     };
-    let claim = step.claim;
-    turn::commit(shared, Commit { claim, outcome })
-        .await
-        .map(|_| ())
+    turn::commit(shared, guard, outcome).await.map(|_| ())
 }
