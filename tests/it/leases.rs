@@ -2,7 +2,7 @@
 
 use crate::{
     engine::{Engine, until},
-    process::{Barrier, Process},
+    process::{Barrier, Process, Proxy},
     stub_llm::{Gate, Reply},
 };
 use reconvene::{
@@ -211,6 +211,58 @@ async fn a_step_that_loses_three_leases_fails_with_its_task_and_wakes_the_parent
     .await;
     assert_eq!(engine.llm().requests().len(), 5);
     engine.close().await;
+}
+
+// T-11: the keeper of leases looks when the decision is committed, but the worker does not know it yet
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_has_just_been_committed_is_not_taken_for_lost() {
+    let engine = Engine::scripted_with(|_| {}).await;
+    let proxy = Proxy::start(&engine.pool).await;
+    let gate = Gate::new();
+    let held = gate.clone();
+    engine.llm().script(move |r| match r.turn() {
+        0 => Reply::call("get_subtask_result", json!({"task_id": TaskId::new()})).held_by(&held),
+        _ => Reply::text("done"),
+    });
+    let orchestrator = Process::start(&engine.config, &engine.pool, false, true);
+    let worker = Process::start(&engine.config, &proxy.pool, true, false);
+    let task = engine.post("work").await;
+    engine.llm().wait_for_requests(1).await;
+    proxy.hold_commits(true);
+    gate.open();
+    until("the call is started", async || {
+        engine
+            .count("select count(*) from steps where ordinal = 1")
+            .await
+            == 1
+    })
+    .await;
+    let looked = async || -> Option<f64> {
+        let sql = "select max(extract(epoch from query_start))::float8 from pg_stat_activity
+                   where datname = current_database() and query not like '%pg_stat_activity%'
+                       and query like '%with ordinality%join steps s%'";
+        sqlx::query_scalar(sql)
+            .fetch_one(&engine.pool)
+            .await
+            .unwrap()
+    };
+    // The second look begins when the first has been acted upon.
+    let mut before = looked().await;
+    for _ in 0..2 {
+        until("the leases are looked at", async || looked().await > before).await;
+        before = looked().await;
+    }
+    proxy.hold_commits(false);
+    assert_eq!(engine.end(task).await, (Completed, "done".into()));
+    assert_eq!(
+        engine
+            .count("select count(*) from steps where attempt > 1")
+            .await,
+        0
+    );
+    engine.close().await;
+    worker.stop().await;
+    orchestrator.stop().await;
 }
 
 // T-11, H-16: silence is not death

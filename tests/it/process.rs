@@ -19,6 +19,7 @@ use std::{
     thread::JoinHandle,
 };
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
@@ -250,7 +251,38 @@ pub struct Proxy {
     /// A pool that goes through it, to start processes on.
     pub pool: PgPool,
     state: Arc<watch::Sender<bool>>,
+    hold: Arc<watch::Sender<bool>>,
     refused: Arc<AtomicUsize>,
+}
+
+/// Passes bytes on, but keeps the answers to commits back while `hold` says so.
+async fn pass_on(
+    client: &mut TcpStream,
+    server: &mut TcpStream,
+    mut hold: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    let (mut asked, mut answered) = (vec![0; 65536], vec![0; 65536]);
+    loop {
+        tokio::select! {
+            n = client.read(&mut asked) => {
+                let asked = &asked[..n?];
+                if asked.is_empty() {
+                    return Ok(());
+                }
+                server.write_all(asked).await?;
+                if *hold.borrow() && asked.windows(6).any(|word| word == b"COMMIT") {
+                    let _ = hold.wait_for(|hold| !hold).await;
+                }
+            }
+            n = server.read(&mut answered) => {
+                let answered = &answered[..n?];
+                if answered.is_empty() {
+                    return Ok(());
+                }
+                client.write_all(answered).await?;
+            }
+        }
+    }
 }
 
 impl Proxy {
@@ -261,7 +293,8 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let state = Arc::new(watch::Sender::new(false));
         let refused = Arc::new(AtomicUsize::new(0));
-        let (its_state, its_refused) = (state.clone(), refused.clone());
+        let hold = Arc::new(watch::Sender::new(false));
+        let (its_state, its_hold, its_refused) = (state.clone(), hold.clone(), refused.clone());
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
                 let mut cut = its_state.subscribe();
@@ -270,10 +303,11 @@ impl Proxy {
                     continue;
                 }
                 let target = target.clone();
+                let hold = its_hold.subscribe();
                 tokio::spawn(async move {
                     let mut server = TcpStream::connect(target).await.unwrap();
                     tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                        _ = pass_on(&mut client, &mut server, hold) => {}
                         _ = cut.wait_for(|cut| *cut) => {}
                     }
                 });
@@ -283,8 +317,14 @@ impl Proxy {
         Self {
             pool: PgPoolOptions::new().connect_lazy_with(options),
             state,
+            hold,
             refused,
         }
+    }
+
+    /// From now on nobody hears that a commit has succeeded, until the answers are let through.
+    pub fn hold_commits(&self, hold: bool) {
+        self.hold.send_replace(hold);
     }
 
     /// Breaks every connection and refuses new ones.
