@@ -69,6 +69,11 @@ async fn messages_to_a_task_that_is_deciding_are_answered_by_its_next_decide_ste
         let submitted = engine.append(task, text).await;
         assert_eq!((submitted.status, submitted.created), (Running, false));
     }
+    // Looked at and left alone, not put off by an error (T-10).
+    until("the events are handled", async || {
+        engine.count("select count(*) from orchestrator_events").await == 0
+    })
+    .await;
     gate.open();
     assert_eq!(engine.end(task).await, (Completed, "answered three".into()));
     let requests = engine.llm().requests();
