@@ -172,7 +172,7 @@ pub fn worker(config: &Config, pool: &PgPool, hub: &Arc<Hub>, shutdown: &Shutdow
         pool.clone(),
         hub.clone(),
         Models::from_config(&config.llm).unwrap(),
-        Prompts::load(None).unwrap(),
+        Arc::new(Prompts::load(None).unwrap()),
         shutdown.clone(),
     )
 }
