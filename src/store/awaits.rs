@@ -311,8 +311,9 @@ pub async fn due_all_workspaces(
         select a.workspace_id as "workspace: WorkspaceId", a.group_id as "group: GroupId", a.ordinal,
             a.source_type as "source_type: SourceType", a.correlation_key, t.status as "child?: TaskStatus"
         from awaits a
-        left join tasks t on a.source_type = 'child_task' and t.workspace_id = a.workspace_id
-            and t.id = a.correlation_key::uuid
+        -- only a child's key is an id; a plain `and` would leave it to the plan which part is read first
+        left join tasks t on t.workspace_id = a.workspace_id
+            and t.id = case when a.source_type = 'child_task' then a.correlation_key::uuid end
         where a.status = 'pending' and a.scheduled_resume_at <= now()
         order by a.scheduled_resume_at
         limit $1
