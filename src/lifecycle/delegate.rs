@@ -48,18 +48,8 @@ pub async fn delegate(
         let Some(parent) = lock_claimed(&mut tx, claim).await? else {
             return Ok(Delegated::Stale);
         };
-        let made = store::tasks::children_of_step(&mut tx, parent.state.key, claim.step).await?;
-        if !made.is_empty() {
-            let group = store::awaits::group_of_step(&mut tx, parent.state.key, claim.step).await?;
-            let children = made
-                .into_iter()
-                .map(|c| Started {
-                    task: c.task,
-                    title: c.title,
-                    agent: c.agent,
-                })
-                .collect();
-            return Ok(Delegated::Made { group, children });
+        if let Some(made) = made_before(&mut tx, claim).await? {
+            return Ok(made);
         }
         let Some(facts) = store::tasks::facts(&mut tx, &[parent.state.key])
             .await?
@@ -75,6 +65,34 @@ pub async fn delegate(
         tx.commit().await?;
         Ok(delegated)
     })
+}
+
+/// What an earlier attempt of this call has made. Asked before the call is judged anew: limits and rights may have
+/// changed since, and what exists must be started all the same (D-26).
+pub async fn adopt(pool: &PgPool, claim: &Claim) -> Result<Option<Delegated>, store::Error> {
+    let mut conn = pool.acquire().await?;
+    made_before(&mut conn, claim).await
+}
+
+async fn made_before(
+    conn: &mut PgConnection,
+    claim: &Claim,
+) -> Result<Option<Delegated>, store::Error> {
+    let parent = claim.key.task_key();
+    let made = store::tasks::children_of_step(conn, parent, claim.step).await?;
+    if made.is_empty() {
+        return Ok(None);
+    }
+    let group = store::awaits::group_of_step(conn, parent, claim.step).await?;
+    let children = made
+        .into_iter()
+        .map(|c| Started {
+            task: c.task,
+            title: c.title,
+            agent: c.agent,
+        })
+        .collect();
+    Ok(Some(Delegated::Made { group, children }))
 }
 
 /// The plan's targets, looked up on the server: nothing that the model writes can widen the set.

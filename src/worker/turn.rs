@@ -11,6 +11,7 @@ use crate::{
         delegation::{Delegator, call_result},
         ids::TaskId,
         retry::next_delay,
+        step::Claim,
         task::{Failure, TaskKey},
         text::cut_chars,
     },
@@ -259,6 +260,11 @@ async fn execute(
         return Ok(Some(Executed::error(invalid.clone())));
     }
     let claim = guard.claim();
+    if claim.attempt > 1
+        && let Some(made) = lifecycle::delegate::adopt(&shared.pool, claim).await?
+    {
+        return Ok(delegated(made, claim));
+    }
     let against = tools::Context {
         by: Delegator {
             agent: context.agent,
@@ -270,27 +276,10 @@ async fn execute(
     Ok(
         match tools::call(&call.name, &call.arguments, &context.tools, &against) {
             ToolOutcome::TellModel(text) => Some(Executed::error(text)),
-            ToolOutcome::Delegate(plan) => {
-                match lifecycle::delegate::delegate(&shared.pool, claim, &plan).await? {
-                    Delegated::Made { group, children } => {
-                        let workspace = claim.key.workspace;
-                        let start = children
-                            .iter()
-                            .map(|c| TaskKey {
-                                workspace,
-                                task: c.task,
-                            })
-                            .collect();
-                        Some(Executed {
-                            text: call_result(group, &children),
-                            is_error: false,
-                            start,
-                        })
-                    }
-                    Delegated::Refused(refusal) => Some(Executed::error(refusal.to_string())),
-                    Delegated::Stale => None,
-                }
-            }
+            ToolOutcome::Delegate(plan) => delegated(
+                lifecycle::delegate::delegate(&shared.pool, claim, &plan).await?,
+                claim,
+            ),
             ToolOutcome::Ask { question } => {
                 let question = clean(&question);
                 lifecycle::ask::ask(&shared.pool, claim, &question)
@@ -311,7 +300,30 @@ async fn execute(
     )
 }
 
-/// A part of a child's output that fits into one tool result.
+fn delegated(delegated: Delegated, claim: &Claim) -> Option<Executed> {
+    match delegated {
+        Delegated::Made { group, children } => {
+            let workspace = claim.key.workspace;
+            let start = children
+                .iter()
+                .map(|c| TaskKey {
+                    workspace,
+                    task: c.task,
+                })
+                .collect();
+            Some(Executed {
+                text: call_result(group, &children),
+                is_error: false,
+                start,
+            })
+        }
+        Delegated::Refused(refusal) => Some(Executed::error(refusal.to_string())),
+        Delegated::Stale => None,
+    }
+}
+
+/// A part of a child's output that fits into one tool result, with what stands around it and with every escape that
+/// JSON needs: a result that had to be cut would lose the place where to read on.
 fn read_part(
     task: TaskId,
     child: Option<store::tasks::ChildResult>,
