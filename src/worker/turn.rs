@@ -335,10 +335,7 @@ fn read_part(
     };
     let output = child.output.unwrap_or_default();
     let total = output.chars().count();
-    // Quotes and escapes of JSON may double the length.
-    let part: String = output.chars().skip(offset).take(result_chars / 2).collect();
-    let end = offset.saturating_add(part.chars().count()).min(total);
-    Executed::ok(
+    let result = |part: &str, next: Option<usize>| {
         json!({
             "task_id": task,
             "title": child.title,
@@ -347,10 +344,33 @@ fn read_part(
             "output": part,
             "total_chars": total,
             // null: this was the last part
-            "next_offset": (end < total).then_some(end),
+            "next_offset": next,
         })
-        .to_string(),
-    )
+        .to_string()
+    };
+    let mut room = result_chars.saturating_sub(result("", Some(total)).chars().count());
+    let mut part = String::new();
+    let mut end = offset.min(total);
+    for c in output.chars().skip(offset) {
+        let length = json_chars(c);
+        // However little room there is, reading comes to an end.
+        if length > room && !part.is_empty() {
+            break;
+        }
+        room = room.saturating_sub(length);
+        part.push(c);
+        end += 1;
+    }
+    Executed::ok(result(&part, (end < total).then_some(end)))
+}
+
+/// Characters of `c` within a JSON string.
+fn json_chars(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        c if c < ' ' => 6,
+        _ => 1,
+    }
 }
 
 /// The most of one result that is stored.
