@@ -112,7 +112,8 @@ pub async fn renew(
     Ok(())
 }
 
-/// Which of these claims still hold their step.
+/// Which of these claims still hold their step, or have just completed it: the holder is about to learn of its own
+/// commit, and then holds the next step of the turn. It must not take that for a loss.
 pub async fn still_held(conn: &mut PgConnection, claims: &[Claim]) -> Result<Vec<Claim>, Error> {
     let rows = sqlx::query_scalar!(
         r#"
@@ -121,7 +122,7 @@ pub async fn still_held(conn: &mut PgConnection, claims: &[Claim]) -> Result<Vec
             as c (workspace_id, task_id, turn, ordinal, attempt, n)
         join steps s on s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
             and s.ordinal = c.ordinal and s.attempt = c.attempt
-        where s.status = 'running'
+        where s.status in ('running', 'completed')
         "#,
         &column(claims, |c| c.key.workspace.0),
         &column(claims, |c| c.key.task.0),

@@ -69,10 +69,10 @@ impl Held {
         self.lock().values().map(|e| e.claim).collect()
     }
 
-    fn lose_task(&self, task: TaskId) {
-        if let Some(entry) = self.lock().get(&task) {
-            entry.lost.cancel();
-        }
+    fn claims_of(&self, tasks: &[TaskId]) -> Vec<Claim> {
+        let held = self.lock();
+        let entries = tasks.iter().filter_map(|t| held.get(t));
+        entries.map(|e| e.claim).collect()
     }
 
     fn lose(&self, claim: &Claim) {
@@ -142,14 +142,26 @@ pub async fn keep(
     let mut renewed = Instant::now();
     let mut confirmed = Instant::now();
     loop {
+        let mut stopped = Vec::new();
         tokio::select! {
             () = stop.cancelled() => return,
             task = stops.recv() => match task {
-                Ok(task) => { held.lose_task(task); continue }
+                Ok(task) => stopped.push(task),
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             },
             _ = timer.tick() => {}
+        }
+        if !stopped.is_empty() {
+            stopped.extend(std::iter::from_fn(|| stops.try_recv().ok()));
+            // A hint that comes late may find its task taken up again, by a message after the stop: the rows decide.
+            let claims = held.claims_of(&stopped);
+            if !claims.is_empty()
+                && let Err(error) = look(&held, &pool, &claims, lease_secs, false).await
+            {
+                tracing::warn!(%error, "could not look at {} stopped steps: {error}", claims.len());
+            }
+            continue;
         }
         let claims = held.claims();
         if claims.is_empty() {
