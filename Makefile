@@ -2,18 +2,22 @@
 # The sources compile without a database: .sqlx/ holds what the SQL macros need (.ci/sqlx-data renews it).
 export SQLX_OFFLINE := true
 
-.PHONY: run test bench lint fmt
+.PHONY: run test model-check bench lint fmt
 
 # A debug build: to the first answer of a fresh clone it takes about half the time of a release build.
 run:
 	@.ci/install run
-	cargo build --locked
-	@exec target/debug/reconvene dev $(ARGS)
+	cargo run --locked --quiet -- dev $(ARGS)
 
 # All tests, on a throw-away database: make test ARGS='embedded::'
 test:
 	@.ci/install test
 	.ci/with-postgres cargo nextest run --locked $(ARGS)
+
+# The waiting protocol under more faults than the tests explore; prints the numbers of states.
+model-check:
+	@.ci/install test
+	RECONVENE_MODEL_DEEP=1 cargo nextest run --locked --no-capture -E 'test(/^model::/)'
 
 bench:
 	@.ci/install run

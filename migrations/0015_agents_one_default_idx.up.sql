@@ -1,3 +1,3 @@
 set local lock_timeout = '5s';
 
-create unique index agents_one_default_idx on agents (workspace_id) where template = 'default';
+create unique index if not exists agents_one_default_idx on agents (workspace_id) where template = 'default';

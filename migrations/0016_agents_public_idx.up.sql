@@ -1,4 +1,4 @@
 set local lock_timeout = '5s';
 
 -- The roster and the targets of other workspaces.
-create index agents_public_idx on agents (id) where is_public and deleted_at is null;
+create index if not exists agents_public_idx on agents (id) where is_public and deleted_at is null;

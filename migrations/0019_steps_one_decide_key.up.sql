@@ -1,5 +1,5 @@
 set local lock_timeout = '5s';
 
 -- At most one decide step queued or running per task (T-10).
-create unique index steps_one_decide_key on steps (workspace_id, task_id)
+create unique index if not exists steps_one_decide_key on steps (workspace_id, task_id)
     where ordinal = 0 and status in ('queued', 'running');

@@ -1,3 +1,3 @@
 set local lock_timeout = '5s';
 
-create index awaits_due_idx on awaits (scheduled_resume_at) where status = 'pending';
+create index if not exists awaits_due_idx on awaits (scheduled_resume_at) where status = 'pending';

@@ -28,7 +28,7 @@ Examples:
 
 Exit code 1 if any check failed. Warnings do not count.")]
 pub struct DoctorArgs {
-    /// Print {\"ok\":...,\"checks\":[{\"name\",\"status\",\"found\",\"advice\"}]}
+    /// Print {"ok":...,"checks":[{"name","status","found","advice"}]}
     #[arg(long)]
     json: bool,
 }

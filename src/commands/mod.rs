@@ -91,7 +91,7 @@ Examples:
 Safe to run while the service works, and in several places at once. A table that is locked is
 waited for a few seconds at a time, so that nobody queues up behind the migration.")]
 struct MigrateArgs {
-    /// Print {\"applied\":[...],\"up_to_date\":true}
+    /// Print {"applied":[...],"up_to_date":true}
     #[arg(long)]
     json: bool,
 }
