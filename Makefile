@@ -7,7 +7,8 @@ export SQLX_OFFLINE := true
 # A debug build: to the first answer of a fresh clone it takes about half the time of a release build.
 run:
 	@.ci/install run
-	cargo run --locked --quiet -- dev $(ARGS)
+	cargo build --locked
+	@exec cargo run --locked --quiet -- dev $(ARGS)
 
 # All tests, on a throw-away database: make test ARGS='embedded::'
 test:

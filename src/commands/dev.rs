@@ -5,7 +5,7 @@ use super::{database, migrate, print};
 use crate::api::auth::{self, Role};
 use crate::config::Config;
 use crate::domain::ids::{TaskId, WorkspaceId};
-use crate::domain::text::MessageText;
+use crate::domain::text::{MessageText, cut_chars};
 use crate::lifecycle::demo::{Demo, seed_demo};
 use crate::lifecycle::submit::{NewMessage, Recipient};
 use crate::store::{self, task_trees, task_views};
@@ -108,13 +108,16 @@ async fn tree(pool: &PgPool, workspace: WorkspaceId, task: TaskId) -> anyhow::Re
             0 => String::new(),
             depth => format!("{}└─ ", "   ".repeat(depth as usize - 1)),
         };
-        let head: String = format!("{branch}{}", node.title).chars().take(60).collect();
+        let head = shortened(&format!("{branch}{}", node.title), 60);
+        let steps = match node.usage.decide_steps {
+            1 => "1 decide step".to_owned(),
+            n => format!("{n} decide steps"),
+        };
         writeln!(
             text,
-            "  {head:<62} {:<12} {:<10} {} decide steps, {time}",
+            "  {head:<61} {:<11} {:<10} {steps}, {time}",
             node.agent_name,
             node.status.as_str(),
-            node.usage.decide_steps
         )?;
     }
     match (&details.output, &details.error) {
@@ -149,6 +152,13 @@ Try it from a second terminal:
 
 Ctrl-C stops everything."
     )
+}
+
+fn shortened(text: &str, chars: usize) -> String {
+    match cut_chars(text, chars) {
+        cut if cut.len() < text.len() => format!("{cut}…"),
+        _ => text.to_owned(),
+    }
 }
 
 fn indented(text: &str) -> String {

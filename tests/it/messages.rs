@@ -71,7 +71,10 @@ async fn messages_to_a_task_that_is_deciding_are_answered_by_its_next_decide_ste
     }
     // Looked at and left alone, not put off by an error (T-10).
     until("the events are handled", async || {
-        engine.count("select count(*) from orchestrator_events").await == 0
+        engine
+            .count("select count(*) from orchestrator_events")
+            .await
+            == 0
     })
     .await;
     gate.open();
