@@ -13,6 +13,7 @@ mod api_tasks;
 mod awaits;
 mod bus;
 mod commands;
+mod crashes;
 mod delegation;
 mod embedded;
 mod engine;
