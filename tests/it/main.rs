@@ -30,6 +30,7 @@ mod process;
 mod races;
 mod stop;
 mod stub_llm;
+mod submitting;
 mod summaries;
 mod support;
 mod tenancy;

@@ -10,7 +10,7 @@ use reconvene::{
         ids::{ProcessId, TaskId},
         task::TaskStatus::*,
     },
-    lifecycle::submit::{Idempotency, Recipient, SubmitError, Submitter},
+    lifecycle::submit::{Recipient, Submitter},
     runtime::Hub,
 };
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ fn conversation(request: &Recorded) -> Vec<String> {
     .collect()
 }
 
-async fn seqs(engine: &Engine, task: TaskId, kind: &str) -> Vec<i64> {
+pub async fn seqs(engine: &Engine, task: TaskId, kind: &str) -> Vec<i64> {
     sqlx::query_scalar("select seq from task_items where task_id = $1 and kind = $2 order by seq")
         .bind(task.0)
         .bind(kind)
@@ -39,7 +39,7 @@ async fn seqs(engine: &Engine, task: TaskId, kind: &str) -> Vec<i64> {
         .unwrap()
 }
 
-fn delegate(agent: impl ToString, prompts: &[&str]) -> Value {
+pub fn delegate(agent: impl ToString, prompts: &[&str]) -> Value {
     let agent = agent.to_string();
     let tasks = prompts
         .iter()
@@ -48,7 +48,7 @@ fn delegate(agent: impl ToString, prompts: &[&str]) -> Value {
 }
 
 /// A submitter of another process.
-fn other_submitter(engine: &Engine) -> Submitter {
+pub fn other_submitter(engine: &Engine) -> Submitter {
     let hub = Arc::new(Hub::new(ProcessId::new()));
     Submitter::start(engine.pool.clone(), hub)
 }
@@ -93,7 +93,7 @@ async fn messages_to_a_task_that_is_deciding_are_answered_by_its_next_decide_ste
     engine.close().await;
 }
 
-// H-44 b, T-6, T-8: both wait for the lock that the running call holds, in two processes
+// H-44 b, T-6: both wait for the lock that the running call holds, in two processes
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_while_tools_run_come_after_the_results_of_the_turn() {
     let mut engine = Engine::scripted_with(|_| {}).await;
@@ -138,8 +138,6 @@ async fn messages_while_tools_run_come_after_the_results_of_the_turn() {
     assert!(said[3].starts_with("result Error: get_subtask_result"));
     assert_eq!(said[4..6], ["user meanwhile", "user meanwhile"]);
     assert!(said[6].starts_with("user Results of the 1 delegated task"));
-    let seqs = seqs(&engine, task, "user_message").await;
-    assert_eq!(seqs[2], seqs[1] + 1, "{seqs:?}");
     engine.close().await;
 }
 
@@ -188,8 +186,7 @@ async fn two_answers_to_one_question_resume_once() {
     engine.until(task, WaitingForInput).await;
     send_two(&engine, task).await;
     assert_eq!(engine.end(task).await, (Completed, "done".into()));
-    let seqs = seqs(&engine, task, "user_message").await;
-    assert_eq!(seqs[2], seqs[1] + 1);
+    assert_eq!(seqs(&engine, task, "user_message").await.len(), 3);
     assert_eq!(engine.llm().requests().len(), 2);
     engine.close().await;
 }
@@ -457,93 +454,5 @@ async fn a_message_in_the_instant_of_completion_is_answered_once() {
         );
     }
     assert_eq!(engine.llm().requests().len(), 80);
-    engine.close().await;
-}
-
-// T-2, H-45
-#[tokio::test(flavor = "multi_thread")]
-async fn twenty_identical_posts_over_two_processes_make_one_task() {
-    let engine = Engine::scripted().await;
-    let keyed = |text: &str, body: u8| {
-        let mut message = engine.message(Recipient::DefaultAgent, text);
-        message.idempotency = Some(Idempotency {
-            key: "k".into(),
-            body_hash: [body; 32],
-        });
-        message
-    };
-    let submitters = [engine.submitter.clone(), other_submitter(&engine)];
-    let posts: Vec<_> = (0..20)
-        .map(|n| {
-            let (submitter, message) = (submitters[n % 2].clone(), keyed("hello", 1));
-            tokio::spawn(async move { submitter.submit(message).await.unwrap() })
-        })
-        .collect();
-    let mut answers = Vec::new();
-    for post in posts {
-        answers.push(post.await.unwrap());
-    }
-    assert!(answers.iter().all(|a| *a == answers[0]), "{answers:?}");
-    assert!(answers[0].created);
-    engine.end(answers[0].task).await;
-    assert_eq!(
-        engine.submit(keyed("hello", 1)).await,
-        answers[0],
-        "also when it is done"
-    );
-    assert_eq!(engine.count("select count(*) from tasks").await, 1);
-    assert_eq!(seqs(&engine, answers[0].task, "user_message").await, [1]);
-    assert_eq!(engine.llm().requests().len(), 1);
-
-    let other = engine.submitter.submit(keyed("other", 2)).await;
-    assert!(matches!(other, Err(SubmitError::IdempotencyKeyReused)));
-    // The key is the workspace's own.
-    let (workspace, _) = (reconvene::lifecycle::agents::create_workspace(&engine.pool, "b", "B")
-        .await)
-        .map(|w| (w, ()))
-        .unwrap();
-    let mut theirs = keyed("other", 2);
-    theirs.workspace = workspace;
-    let theirs = engine.submit(theirs).await;
-    assert!(theirs.created && theirs.task != answers[0].task);
-    // Appending under a key repeats as well.
-    let mut append = keyed("more", 3);
-    append.to = Recipient::Task(answers[0].task);
-    append.idempotency.as_mut().unwrap().key = "append".into();
-    let first = engine.submit(append.clone()).await;
-    assert_eq!((first.created, first.status), (false, Running));
-    assert_eq!(engine.submit(append).await, first);
-    assert_eq!(
-        seqs(&engine, answers[0].task, "user_message").await.len(),
-        2
-    );
-    engine.close().await;
-}
-
-// H-32, T-3: the whole text is kept; the title is cut on a character
-#[tokio::test(flavor = "multi_thread")]
-async fn a_long_first_message_is_kept_whole_and_its_title_cut() {
-    let engine = Engine::scripted().await;
-    let writer = engine.demo.writer;
-    let goal = "goal ".repeat(1000);
-    let prompt = goal.trim().to_owned();
-    engine.llm().script(move |r| match r.turn() {
-        0 if r.first_user().starts_with('🦀') => {
-            Reply::call("delegate_tasks", delegate(writer, &[&prompt]))
-        }
-        _ => Reply::text("done"),
-    });
-    let text = format!("{} {}", "🦀".repeat(300), "x".repeat(99_000));
-    let task = engine.post(&text).await;
-    engine.end(task).await;
-    let titles: Vec<String> = sqlx::query_scalar("select title from tasks order by id")
-        .fetch_all(&engine.pool)
-        .await
-        .unwrap();
-    assert_eq!(titles[0], "🦀".repeat(200));
-    assert!(titles[1].starts_with("goal goal") && titles[1].chars().count() <= 200);
-    let requests = engine.llm().requests();
-    assert_eq!(requests[0].first_user(), text);
-    assert_eq!(requests[1].first_user(), goal.trim());
     engine.close().await;
 }

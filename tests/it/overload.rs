@@ -3,7 +3,7 @@
 use crate::{
     engine::{Engine, until},
     process::{self, Process, Proxy},
-    stub_llm::{Gate, Reply},
+    stub_llm::{Gate, Recorded, Reply},
 };
 use reconvene::{
     domain::task::TaskStatus::*,
@@ -12,7 +12,7 @@ use reconvene::{
     runtime::Shutdown,
 };
 use secrecy::SecretString;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// Attempt, model attempts and lost leases of the only step.
@@ -226,7 +226,7 @@ async fn a_small_pool_serves_many_slow_models() {
         let engine = Engine::scripted_with(|c| c.worker.concurrency = 100).await;
         let gate = Gate::new();
         let held = gate.clone();
-        let call = |r: &crate::stub_llm::Recorded| match r.turn() {
+        let call = |r: &Recorded| match r.turn() {
             0 => Reply::call("ask_users", json!({})),
             _ => Reply::text("done"),
         };
@@ -347,4 +347,43 @@ async fn a_database_that_is_away_for_a_moment_costs_no_answer() {
     );
     engine.close().await;
     process.stop().await;
+}
+
+// X-12, H-08: a waiting turn holds no slot
+#[tokio::test(flavor = "multi_thread")]
+async fn nesting_deeper_than_the_number_of_slots_completes() {
+    let engine = Engine::scripted_with(|c| {
+        c.worker.concurrency = 1;
+        c.database.max_connections = 2;
+    })
+    .await
+    .running();
+    let (researcher, lead) = (engine.demo.researcher, engine.demo.lead);
+    // Only the lead delegates; let the researcher, too.
+    let sql = "update agent_versions set definition = jsonb_set(definition, '{config,auto_delegate}', 'true')
+               where agent_id = $1";
+    sqlx::query(sql)
+        .bind(researcher.0)
+        .execute(&engine.pool)
+        .await
+        .unwrap();
+    let two = move |r: &Recorded| -> Value {
+        let agent = if r.system().contains("You lead") {
+            researcher
+        } else {
+            lead
+        };
+        let one = json!({"agent_group_id": agent, "prompt": format!("{} deeper", r.first_user())});
+        json!({"tasks": [one.clone(), one]})
+    };
+    engine.llm().script(move |r| match r.turn() {
+        0 if r.offers("delegate_tasks") => Reply::call("delegate_tasks", two(r)),
+        _ => Reply::text("done"),
+    });
+    let task = engine.post("go").await;
+    assert_eq!(engine.end(task).await, (Completed, "done".into()));
+    let deepest = "select max(spawn_depth)::bigint from tasks";
+    assert_eq!(engine.count(deepest).await, 3);
+    assert_eq!(engine.count("select count(*) from tasks").await, 15);
+    engine.close().await;
 }

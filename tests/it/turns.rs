@@ -6,7 +6,7 @@ use crate::{
     stub_llm::{Recorded, Reply},
 };
 use reconvene::domain::{ids::TaskId, task::TaskStatus::*};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// The JSON of a chunk of a streamed answer with this delta, made by hand.
 fn chunk(delta: &str, finish: &str) -> String {
@@ -464,44 +464,5 @@ async fn a_task_that_was_stopped_within_a_turn_stays_usable() {
         [],
         "the call after the stop did not run"
     );
-    engine.close().await;
-}
-
-// X-12, H-08: a waiting turn holds no slot
-#[tokio::test(flavor = "multi_thread")]
-async fn nesting_deeper_than_the_number_of_slots_completes() {
-    let engine = Engine::scripted_with(|c| {
-        c.worker.concurrency = 1;
-        c.database.max_connections = 2;
-    })
-    .await
-    .running();
-    let (researcher, lead) = (engine.demo.researcher, engine.demo.lead);
-    // Only the lead delegates; let the researcher, too.
-    let sql = "update agent_versions set definition = jsonb_set(definition, '{config,auto_delegate}', 'true')
-               where agent_id = $1";
-    sqlx::query(sql)
-        .bind(researcher.0)
-        .execute(&engine.pool)
-        .await
-        .unwrap();
-    let two = move |r: &Recorded| -> Value {
-        let agent = if r.system().contains("You lead") {
-            researcher
-        } else {
-            lead
-        };
-        let one = json!({"agent_group_id": agent, "prompt": format!("{} deeper", r.first_user())});
-        json!({"tasks": [one.clone(), one]})
-    };
-    engine.llm().script(move |r| match r.turn() {
-        0 if r.offers("delegate_tasks") => Reply::call("delegate_tasks", two(r)),
-        _ => Reply::text("done"),
-    });
-    let task = engine.post("go").await;
-    assert_eq!(engine.end(task).await, (Completed, "done".into()));
-    let deepest = "select max(spawn_depth)::bigint from tasks";
-    assert_eq!(engine.count(deepest).await, 3);
-    assert_eq!(engine.count("select count(*) from tasks").await, 15);
     engine.close().await;
 }
