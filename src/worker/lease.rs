@@ -29,9 +29,6 @@ pub struct Held {
 struct Entry {
     claim: Claim,
     lost: CancellationToken,
-    /// The commit itself will tell whether the claim still held. Meanwhile a step that is not running any more may
-    /// just as well be done.
-    committing: bool,
 }
 
 /// Keeps a step among the held ones until dropped.
@@ -52,7 +49,6 @@ impl Held {
             Entry {
                 claim,
                 lost: lost.clone(),
-                committing: false,
             },
         );
         if let Some(earlier) = earlier {
@@ -78,7 +74,6 @@ impl Held {
     fn lose(&self, claim: &Claim) {
         if let Some(entry) = self.lock().get(&claim.key.task)
             && entry.claim == *claim
-            && !entry.committing
         {
             entry.lost.cancel();
         }
@@ -90,21 +85,11 @@ impl Held {
 }
 
 impl Guard {
-    /// The result of the step is about to be committed.
-    pub fn commit_begins(&self) {
-        if let Some(entry) = self.held.lock().get_mut(&self.claim.key.task)
-            && entry.claim == self.claim
-        {
-            entry.committing = true;
-        }
-    }
-
     /// Goes on with the next call of the same turn.
     pub fn move_to(&mut self, claim: Claim) {
         self.claim = claim;
         if let Some(entry) = self.held.lock().get_mut(&claim.key.task) {
             entry.claim = claim;
-            entry.committing = false;
         }
     }
 
@@ -213,7 +198,7 @@ async fn look(
             .collect()
     };
     for lost in claims.iter().filter(|c| !still.contains(c)) {
-        // A claim that was committed meanwhile is gone from `held`, has moved on, or is about to: `lose` leaves it alone.
+        // A claim that was committed meanwhile is gone from `held`, or has moved on: `lose` leaves it alone.
         held.lose(lost);
     }
     Ok(renew)

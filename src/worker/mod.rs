@@ -8,10 +8,10 @@ mod turn;
 
 use crate::{
     config::Config,
-    domain::{delegation, retry, task::Failure},
+    domain::{delegation, retry},
     lifecycle::{
         self,
-        checkpoint::{Checkpointer, Outcome},
+        checkpoint::{Checkpointer, Commit, Outcome},
     },
     llm::Models,
     prompts::Prompts,
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 use context::{Context, Loader};
-use lease::{Guard, Held};
+use lease::Held;
 use sqlx::PgPool;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
@@ -184,12 +184,17 @@ async fn run_step(
         match context {
             Some(Ok(context)) => turn::run(shared, &mut guard, step, context).await,
             Some(Err(error)) => {
-                let text = format!("The prompt can not be built: {error}");
-                fail(shared, &guard, "internal", &text).await
+                fail(
+                    shared,
+                    &step,
+                    "internal",
+                    &format!("The prompt can not be built: {error}"),
+                )
+                .await
             }
             None => {
                 let text = "The task's agent can not be read. Publish the agent again and send a new message.";
-                fail(shared, &guard, "agent_unavailable", text).await
+                fail(shared, &step, "agent_unavailable", text).await
             }
         }
     };
@@ -215,13 +220,17 @@ async fn run_step(
 
 async fn fail(
     shared: &Shared,
-    guard: &Guard,
+    step: &Claimed,
     code: &str,
     message: &str,
 ) -> Result<(), Arc<store::Error>> {
+    let failure = crate::domain::task::Failure::new(code, message);
     let outcome = Outcome::Failed {
-        failure: Failure::new(code, message),
+        failure,
         model: None,
     };
-    turn::commit(shared, guard, outcome).await.map(|_| ())
+    let claim = step.claim;
+    turn::commit(shared, Commit { claim, outcome })
+        .await
+        .map(|_| ())
 }

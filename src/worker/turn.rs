@@ -56,16 +56,9 @@ pub async fn run(shared: &Shared, guard: &mut Guard, step: Claimed, context: Con
     }
 }
 
-/// Commits the result of the held step, however long the database is away within a lease: an answer of a model is not
-/// thrown away for a moment's outage.
-pub async fn commit(
-    shared: &Shared,
-    guard: &Guard,
-    outcome: Outcome,
-) -> Result<Committed, Arc<store::Error>> {
-    guard.commit_begins();
-    let claim = *guard.claim();
-    let commit = Commit { claim, outcome };
+/// Commits a result, however long the database is away within a lease: an answer of a model is not thrown away for a
+/// moment's outage.
+pub async fn commit(shared: &Shared, commit: Commit) -> Result<Committed, Arc<store::Error>> {
     patiently(shared, || shared.checkpointer.commit(commit.clone())).await
 }
 
@@ -147,7 +140,7 @@ async fn decide(
         Outcome::Decided(decided) => Some(decided.decision.clone()),
         Outcome::Called(_) | Outcome::Failed { .. } => None,
     };
-    match commit(shared, guard, outcome).await? {
+    match commit(shared, Commit { claim, outcome }).await? {
         Committed::Done(Some(next)) => {
             guard.move_to(next);
             Ok(decision)
@@ -216,7 +209,8 @@ async fn run_calls(
             start: done.start,
             next: calls.get(at + 1).map(as_call),
         }));
-        match commit(shared, guard, outcome).await? {
+        let claim = *guard.claim();
+        match commit(shared, Commit { claim, outcome }).await? {
             Committed::Done(Some(next)) => guard.move_to(next),
             Committed::Done(None) | Committed::Stale => return Ok(()),
         }
