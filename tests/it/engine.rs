@@ -5,7 +5,7 @@ use crate::{stub_llm::StubLlm, support};
 use reconvene::{
     config::{Config, Provider},
     domain::{
-        ids::{AgentId, ProcessId, TaskId, WorkspaceId},
+        ids::{ProcessId, TaskId, WorkspaceId},
         task::{TaskKey, TaskStatus},
         text::MessageText,
     },
@@ -329,15 +329,5 @@ pub async fn check(pool: &PgPool) {
             .await
             .unwrap();
         assert_eq!(n, 0, "{what}");
-    }
-}
-
-/// An agent of the demo workspace, by its name.
-pub fn agent_named(engine: &Engine, name: &str) -> AgentId {
-    match name {
-        "researcher" => engine.demo.researcher,
-        "writer" => engine.demo.writer,
-        "reviewer" => engine.demo.reviewer,
-        _ => engine.demo.lead,
     }
 }

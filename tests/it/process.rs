@@ -27,7 +27,6 @@ use tokio::{
 
 /// The loops of one process.
 pub struct Process {
-    pub hub: Arc<Hub>,
     commands: Option<mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -75,17 +74,16 @@ impl Process {
     /// On the database of `pool`, through connections of its own.
     pub fn with_roles(hub: Arc<Hub>, config: &Config, pool: &PgPool, roles: Roles) -> Self {
         let (sender, commands) = mpsc::unbounded_channel();
-        let (config, its_hub) = (config.clone(), hub.clone());
+        let config = config.clone();
         let options = (*pool.connect_options()).clone();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .unwrap();
-            runtime.block_on(live(config, its_hub, options, roles, commands));
+            runtime.block_on(live(config, hub, options, roles, commands));
         });
         Self {
-            hub,
             commands: Some(sender),
             thread: Some(thread),
         }
