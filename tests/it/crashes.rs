@@ -7,9 +7,16 @@ use crate::{
     process::Process,
     stub_llm::Reply,
 };
-use reconvene::domain::{ids::TaskId, task::TaskStatus};
+use reconvene::{
+    domain::{
+        ids::{ProcessId, TaskId},
+        task::TaskStatus,
+    },
+    runtime::Hub,
+};
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
+use std::sync::Arc;
 
 const TABLES: [&str; 9] = [
     "tasks",
@@ -78,13 +85,14 @@ async fn crash_at(n: u32) -> bool {
     });
     let parent = engine.post("plan").await;
     let holder = stop_at_write(&engine, n).await;
-    let first = Process::start(&engine.config, &engine.pool, true, true);
+    let hub = Arc::new(Hub::new(ProcessId::new()));
+    let dead = hub.process;
+    let first = Process::start_on(hub, &engine.config, &engine.pool, true, true);
     until("the process has come to its end", async || {
         is_waiting(&engine).await || engine.status(parent).await.is_terminal()
     })
     .await;
     let reached = is_waiting(&engine).await;
-    let dead = first.hub.process;
     first.kill().await;
     holder.close().await.unwrap();
     let second = Process::start(&engine.config, &engine.pool, true, true);
