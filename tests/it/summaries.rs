@@ -330,6 +330,8 @@ async fn a_summary_is_bounded_and_the_rest_can_be_read_in_parts() {
         whole.chars().count()
     );
     let told = resume_messages(&engine, parent).await.remove(0);
+    let shown = |n: usize| told.contains(&format!("> €{}", "\"".repeat(n - 1)));
+    assert!(shown(60) && !shown(61), "{told}");
     assert!(told.chars().count() <= 3000, "{}", told.chars().count());
     assert_eq!(
         told.matches("[cut: 2501 characters in all; get_subtask_result returns the rest]")
