@@ -9,7 +9,15 @@ use crate::{
     stop::{at_rest, receipt},
     stub_llm::{Gate, Reply},
 };
-use reconvene::domain::{ids::TaskId, task::TaskStatus::*};
+use reconvene::{
+    domain::{
+        delegation::{Delegator, Limits, plan},
+        ids::{ProcessId, StepId, TaskId},
+        step::{Claim, StepKey},
+        task::TaskStatus::*,
+    },
+    lifecycle::{self, delegate::Delegated},
+};
 use std::time::Duration;
 
 /// The terminal status items of a task, and whether it has an assistant message.
@@ -116,47 +124,78 @@ async fn stops_that_race_with_answers_tell_the_truth() {
     engine.close().await;
 }
 
-// T-33: the stop is first at the parent's row: the spawn finds it stopped, and makes nothing.
+// T-33, T-11: a spawn and a stop meet at the parent's row. The spawn is made by hand, with the claim of a worker that has
+// died, so that both orders can be forced: behind the stop it makes nothing, before it what it has made is stopped.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_spawn_behind_a_stop_is_refused() {
-    let engine = Engine::scripted_with(|_| {}).await;
-    let args = delegate(engine.demo.researcher, &["a", "b"]).to_string();
-    engine.llm().script(move |_| {
-        Reply::text("")
-            .and_call(
-                "1",
-                "get_subtask_result",
-                r#"{"task_id": "00000000-0000-0000-0000-000000000000"}"#,
-            )
-            .and_call("2", "delegate_tasks", &args)
-    });
-    // Holds the parent's row with the first call's result, so that the stop can line up before the second call.
-    let first_call = Hold::stall(
-        &engine.pool,
-        "before update on steps",
-        "new.ordinal = 1 and new.status = 'completed'",
-    )
-    .await;
-    let second_call = Hold::stall(
-        &engine.pool,
-        "before insert on tasks",
-        "new.parent_task_id is not null",
-    )
-    .await;
-    let engine = engine.running();
-    let parent = engine.post("go").await;
-    until_waiting(&engine.pool, 1).await;
-    let stopped = stopping(&engine, parent, true);
-    until_waiting(&engine.pool, 2).await;
-    first_call.release().await;
-    assert_eq!(
-        soon("the stop", stopped).await.unwrap(),
-        receipt(Stopped, 1)
-    );
-    second_call.release().await;
-    at_rest(&engine).await;
-    assert_eq!(engine.children(parent).await, []);
-    engine.close().await;
+async fn a_spawn_and_a_stop_leave_no_orphan() {
+    for (stop_first, subtasks) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut engine = Engine::scripted_with(|_| {}).await;
+        let args = delegate(engine.demo.researcher, &["a", "b"]);
+        let called = args.clone();
+        engine
+            .llm()
+            .script(move |_| Reply::call("delegate_tasks", called.clone()));
+        let stall = Hold::stall(&engine.pool, "before insert on tasks", "new.ordinal = 0").await;
+        let machine = Machine::start(&engine, true, true);
+        let parent = engine.post("go").await;
+        until_waiting(&engine.pool, 1).await;
+        machine.kill(&engine).await;
+        stall.release().await;
+        assert_eq!(engine.children(parent).await, []);
+
+        let (step, worker): (uuid::Uuid, uuid::Uuid) =
+            sqlx::query_as("select id, worker_id from steps where task_id = $1 and ordinal = 1")
+                .bind(parent.0)
+                .fetch_one(&engine.pool)
+                .await
+                .unwrap();
+        let claim = Claim {
+            key: StepKey::of(engine.key(parent), 1, 1),
+            step: StepId(step),
+            attempt: 1,
+            worker: ProcessId(worker),
+            stop_generation: 0,
+        };
+        let by = Delegator {
+            agent: engine.demo.lead,
+            depth: 0,
+        };
+        let limits = Limits {
+            max_depth: 3,
+            max_children_per_call: 250,
+            default_timeout_minutes: 60,
+            max_timeout_minutes: 1440,
+        };
+        let plan = plan(&serde_json::from_value(args).unwrap(), by, &limits).unwrap();
+        let pool = engine.pool.clone();
+        let spawn = async move { lifecycle::delegate::delegate(&pool, &claim, &plan).await };
+
+        let row = Hold::task(&engine.pool, parent).await;
+        let (spawned, stopped) = if stop_first {
+            let stopped = stopping(&engine, parent, subtasks);
+            until_waiting(&engine.pool, 1).await;
+            (tokio::spawn(spawn), stopped)
+        } else {
+            let spawned = tokio::spawn(spawn);
+            until_waiting(&engine.pool, 1).await;
+            (spawned, stopping(&engine, parent, subtasks))
+        };
+        until_waiting(&engine.pool, 2).await;
+        row.release().await;
+        let told = soon("the stop", stopped).await.unwrap();
+        let made = soon("the spawn", spawned).await.unwrap().unwrap();
+        assert_eq!(matches!(made, Delegated::Stale), stop_first, "{made:?}");
+        let born = if stop_first { 0 } else { 2 };
+        assert_eq!(told, receipt(Stopped, 1 + born));
+        at_rest(&engine).await;
+        let children = engine.children(parent).await;
+        assert_eq!(children.len(), born as usize);
+        for child in children {
+            assert_eq!(engine.status(child).await, Stopped);
+        }
+        engine.resume();
+        engine.close().await;
+    }
 }
 
 // T-33: the spawn is first: its children are there when the stop gets the row, and are stopped.
