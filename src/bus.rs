@@ -60,7 +60,7 @@ impl Bus {
         self.is_listening.load(Ordering::Relaxed)
     }
 
-    /// Runs until the soft stop.
+    /// Runs until the soft stop, then sends the hints that are left: what stopping has given back is for others to take.
     pub async fn run(&self, shutdown: Shutdown) {
         let stop = &shutdown.soft;
         tokio::join!(
@@ -94,6 +94,9 @@ impl Bus {
                 || self.beat()
             ),
         );
+        if let Err(error) = self.send().await {
+            tracing::debug!(%error, "the last hints were not sent: {error}");
+        }
         if let Ok(mut conn) = self.pool.acquire().await {
             let _ = sql::leave(&mut conn, self.hub.process).await;
         }

@@ -37,6 +37,10 @@ pub struct Readiness {
     /// `applied`; `pending` asks for `reconvene migrate`; `ahead` is fine, a newer release has migrated; `unknown` without a database.
     #[schema(example = "applied")]
     migrations: &'static str,
+    /// Whether hints of other processes arrive. Without them everything works, but changes made elsewhere are found by
+    /// polling only, so this does not count towards `ready`.
+    #[schema(example = true)]
+    listening: bool,
     /// What this process does.
     #[schema(example = json!(["api", "worker", "orchestrator"]))]
     roles: Vec<String>,
@@ -72,6 +76,7 @@ pub async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
             ready,
             database,
             migrations,
+            listening: app.bus.is_listening(),
             roles: app.roles.to_vec(),
         }),
     )

@@ -18,6 +18,7 @@ pub mod stream;
 pub mod tasks;
 pub mod tools;
 
+use crate::bus::Bus;
 use crate::config::Config;
 use crate::lifecycle::submit::Submitter;
 use crate::prompts::Prompts;
@@ -49,6 +50,8 @@ pub struct App {
     pub pool: PgPool,
     pub config: Arc<Config>,
     pub hub: Arc<Hub>,
+    /// Asked whether hints of other processes arrive, for `/readyz`.
+    pub bus: Arc<Bus>,
     pub submitter: Submitter,
     pub auth: Arc<auth::Auth>,
     /// What tools are described with.

@@ -91,6 +91,9 @@ pub struct Service {
     pub address: Option<SocketAddr>,
     pub shutdown: Shutdown,
     parts: JoinSet<&'static str>,
+    /// Carries the hints of the other parts, so it ends after them.
+    bus: JoinSet<&'static str>,
+    bus_shutdown: Shutdown,
     grace: Duration,
 }
 
@@ -112,9 +115,11 @@ impl Service {
         let names = roles.names();
 
         let mut parts = JoinSet::new();
-        let bus = Bus::new(hub.clone(), pool.clone(), names.clone());
-        parts.spawn({
-            let shutdown = shutdown.clone();
+        let bus = Arc::new(Bus::new(hub.clone(), pool.clone(), names.clone()));
+        let bus_shutdown = Shutdown::new();
+        let mut bus_part = JoinSet::new();
+        bus_part.spawn({
+            let (bus, shutdown) = (bus.clone(), bus_shutdown.clone());
             async move {
                 bus.run(shutdown).await;
                 "the bus"
@@ -147,6 +152,7 @@ impl Service {
                 pool: pool.clone(),
                 config: config.clone(),
                 hub: hub.clone(),
+                bus,
                 submitter: submitter.clone(),
                 auth,
                 prompts,
@@ -174,6 +180,8 @@ impl Service {
             address,
             shutdown,
             parts,
+            bus: bus_part,
+            bus_shutdown,
             grace,
         })
     }
@@ -185,15 +193,16 @@ impl Service {
         let early = tokio::select! {
             result = tokio::signal::ctrl_c() => { result?; None }
             _ = terminate.recv() => None,
-            part = self.parts.join_next() => Some(match part {
-                Some(Ok(part)) => part.to_owned(),
-                Some(Err(error)) => error.to_string(),
-                None => "everything".to_owned(),
-            }),
+            part = self.parts.join_next() => Some(part),
+            part = self.bus.join_next() => Some(part),
         };
         self.stop().await;
         match early {
-            Some(part) => anyhow::bail!("{part} ended although nothing had asked for it"),
+            Some(Some(Ok(part))) => anyhow::bail!("{part} ended although nothing had asked for it"),
+            Some(Some(Err(panic))) => {
+                anyhow::bail!("a part ended although nothing had asked for it: {panic}")
+            }
+            Some(None) => anyhow::bail!("this process has nothing to do"),
             None => Ok(()),
         }
     }
@@ -205,15 +214,22 @@ impl Service {
             self.grace
         );
         self.shutdown.soft.cancel();
-        let all_ended = async { while self.parts.join_next().await.is_some() {} };
+        let all_ended = all_of(&mut self.parts);
         if tokio::time::timeout(self.grace, all_ended).await.is_err() {
             tracing::info!("the grace is over: giving back what is left");
             self.shutdown.hard.cancel();
-            let rest = async { while self.parts.join_next().await.is_some() {} };
-            // Giving back is a few statements; a database that is away must not keep the process.
-            let _ = tokio::time::timeout(Duration::from_secs(5), rest).await;
+            let _ = tokio::time::timeout(LAST_STATEMENTS, all_of(&mut self.parts)).await;
         }
+        self.bus_shutdown.soft.cancel();
+        let _ = tokio::time::timeout(LAST_STATEMENTS, all_of(&mut self.bus)).await;
     }
+}
+
+/// For giving back and for the last hints: a few statements each. A database that is away must not keep the process.
+const LAST_STATEMENTS: Duration = Duration::from_secs(5);
+
+async fn all_of(parts: &mut JoinSet<&'static str>) {
+    while parts.join_next().await.is_some() {}
 }
 
 /// Runs the roles until a signal.

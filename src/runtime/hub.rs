@@ -163,9 +163,12 @@ impl Hub {
         lock(&self.local).keys().copied().collect()
     }
 
-    /// Whether hints go out at all. A process that is alone sends none.
+    /// Whether hints go out at all. A process that is alone sends none; when it meets the first other one it hints
+    /// everything, for what it has kept to itself may have come after the other one had looked.
     pub fn set_has_peers(&self, has: bool) {
-        self.has_peers.store(has, Ordering::Relaxed);
+        if !self.has_peers.swap(has, Ordering::Relaxed) && has {
+            self.send(|out| out.work.extend([Work::Events, Work::Signals, Work::Steps]));
+        }
     }
 
     /// Tells the others that this process is there, so that they send hints from now on.

@@ -233,7 +233,7 @@ async fn ready_once_the_migrations_are_applied() {
     assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(
         ready.json(),
-        json!({"ready": false, "database": "ok", "migrations": "pending", "roles": ["api"]})
+        json!({"ready": false, "database": "ok", "migrations": "pending", "listening": false, "roles": ["api"]})
     );
     sqlx::raw_sql("create table _sqlx_migrations (version bigint, success boolean); insert into _sqlx_migrations values (999999, true)")
         .execute(&api.pool)
@@ -242,7 +242,7 @@ async fn ready_once_the_migrations_are_applied() {
     let ready = api.get("/readyz", "").await;
     assert_eq!(
         ready.ok(),
-        json!({"ready": true, "database": "ok", "migrations": "ahead", "roles": ["api"]})
+        json!({"ready": true, "database": "ok", "migrations": "ahead", "listening": false, "roles": ["api"]})
     );
     api.app.shutdown.cancel();
     assert_eq!(

@@ -5,6 +5,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use reconvene::api::auth::{Auth, Role, issue};
 use reconvene::api::{App, router};
+use reconvene::bus::Bus;
 use reconvene::config::Config;
 use reconvene::domain::ids::{AgentId, GroupId, ItemId, ProcessId, StepId, TaskId, WorkspaceId};
 use reconvene::lifecycle::submit::Submitter;
@@ -38,14 +39,16 @@ impl Api {
 
     pub fn start_with(pool: PgPool, config: Config) -> Self {
         let hub = Arc::new(Hub::new(ProcessId::new()));
+        let roles = vec!["api".to_owned()];
         let app = App {
+            bus: Arc::new(Bus::new(hub.clone(), pool.clone(), roles.clone())),
             submitter: Submitter::start(pool.clone(), hub.clone()),
             auth: Arc::new(Auth::new(&config.auth).expect("a usable auth section")),
             prompts: Arc::new(Prompts::load(None).expect("the compiled-in prompts")),
             pool: pool.clone(),
             config: Arc::new(config),
             hub,
-            roles: ["api".to_owned()].into(),
+            roles: roles.into(),
             shutdown: CancellationToken::new(),
         };
         Self {
