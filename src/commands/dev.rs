@@ -1,6 +1,6 @@
 //! `dev`: everything in one process, with a demo workspace and one delegation to look at.
 
-use super::serve::{Roles, Service};
+use super::serve::{Roles, Service, Signals};
 use super::{database, migrate, print};
 use crate::api::auth::{self, Role};
 use crate::config::Config;
@@ -9,7 +9,7 @@ use crate::domain::text::{MessageText, cut_chars};
 use crate::lifecycle::demo::{Demo, seed_demo};
 use crate::lifecycle::submit::{NewMessage, Recipient};
 use crate::store::{self, task_trees, task_views};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use sqlx::PgPool;
 use std::fmt::Write;
 use std::time::Duration;
@@ -29,15 +29,19 @@ pub async fn run(mut config: Config, once: bool) -> anyhow::Result<()> {
         migrate::settle(&database).await?;
         let demo = seed_demo(&database.pool).await?;
         let signing = config.auth.clone();
+        let mut signals = Signals::listen()?;
         let service = Service::start(config, Roles::ALL, database.pool.clone()).await?;
-        demonstrate(&service, &demo).await?;
-        if once {
-            service.stop().await;
-            return Ok(());
+        let shown = tokio::select! {
+            shown = demonstrate(&service, &demo) => shown,
+            () = signals.received() => Err(anyhow!("stopped before the demonstration had ended")),
+        };
+        if once || shown.is_err() {
+            service.stop(&mut signals).await;
+            return shown;
         }
         let token = auth::issue(&signing, demo.workspace, "dev", Role::Operator, TOKEN_TTL)?;
         print(going_on(&service, &token))?;
-        service.run_until_signal().await
+        service.run_until_signal(&mut signals).await
     };
     let result = database.look_after(shown).await;
     database.close().await?;

@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 /// What a process may do.
@@ -188,15 +188,13 @@ impl Service {
 
     /// Serves until a signal asks for the end, then stops: nothing new is taken, what is held is finished within the
     /// grace, the rest is given back (O-4). A part that ends by itself ends the process with an error.
-    pub async fn run_until_signal(mut self) -> anyhow::Result<()> {
-        let mut terminate = signal(SignalKind::terminate())?;
+    pub async fn run_until_signal(mut self, signals: &mut Signals) -> anyhow::Result<()> {
         let early = tokio::select! {
-            result = tokio::signal::ctrl_c() => { result?; None }
-            _ = terminate.recv() => None,
+            () = signals.received() => None,
             part = self.parts.join_next() => Some(part),
             part = self.bus.join_next() => Some(part),
         };
-        self.stop().await;
+        self.stop(signals).await;
         match early {
             Some(Some(Ok(part))) => anyhow::bail!("{part} ended although nothing had asked for it"),
             Some(Some(Err(panic))) => {
@@ -207,21 +205,49 @@ impl Service {
         }
     }
 
-    /// Stops all parts: softly, and after the grace hard.
-    pub async fn stop(mut self) {
+    /// Stops all parts: softly, and after the grace or at one more signal hard.
+    pub async fn stop(mut self, signals: &mut Signals) {
         tracing::info!(
             "stopping: finishing what is held, for at most {:?}",
             self.grace
         );
         self.shutdown.soft.cancel();
-        let all_ended = all_of(&mut self.parts);
-        if tokio::time::timeout(self.grace, all_ended).await.is_err() {
+        let is_done = tokio::select! {
+            () = all_of(&mut self.parts) => true,
+            () = tokio::time::sleep(self.grace) => false,
+            () = signals.received() => false,
+        };
+        if !is_done {
             tracing::info!("the grace is over: giving back what is left");
             self.shutdown.hard.cancel();
             let _ = tokio::time::timeout(LAST_STATEMENTS, all_of(&mut self.parts)).await;
         }
         self.bus_shutdown.soft.cancel();
         let _ = tokio::time::timeout(LAST_STATEMENTS, all_of(&mut self.bus)).await;
+    }
+}
+
+/// The signals that ask a process to end: Ctrl-C and SIGTERM. One that comes between two calls is not lost.
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    /// From now on they no longer kill the process.
+    pub fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for the next one.
+    pub async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
     }
 }
 
@@ -238,9 +264,10 @@ pub async fn run(mut config: Config, roles: Roles) -> anyhow::Result<()> {
     let database = database::open_database(&config).await?;
     let served = async {
         migrate::settle(&database).await?;
+        let mut signals = Signals::listen()?;
         let service = Service::start(config, roles, database.pool.clone()).await?;
         announce(&service, roles)?;
-        service.run_until_signal().await
+        service.run_until_signal(&mut signals).await
     };
     let result = database.look_after(served).await;
     database.close().await?;
