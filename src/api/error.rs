@@ -3,6 +3,7 @@
 //! The sentence in `detail` tells the caller what to do. Causes of internal errors are logged here, once, and never sent:
 //! no SQL, no stack trace, no path. What belongs to another workspace is `NotFound`, exactly as if it did not exist.
 
+use crate::runtime::Causes;
 use crate::store;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -282,20 +283,5 @@ impl IntoResponse for Error {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
-    }
-}
-
-/// An error with its causes, in one line.
-pub(super) struct Causes<'a>(pub(super) &'a (dyn std::error::Error + 'static));
-
-impl std::fmt::Display for Causes<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
     }
 }

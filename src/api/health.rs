@@ -1,6 +1,7 @@
 //! Whether this process lives (`/healthz`, asks nobody) and whether it should get requests (`/readyz`, asks the database).
 
 use super::App;
+use crate::runtime::Causes;
 use crate::store;
 use axum::Json;
 use axum::extract::State;
@@ -57,7 +58,7 @@ pub async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
     let newest = MIGRATIONS.iter().map(|migration| migration.version).max();
     let (database, migrations) = match store::health::schema_version(&app.pool).await {
         Err(error) => {
-            tracing::warn!("not ready, the database does not answer: {error}");
+            tracing::warn!(error = %Causes(&error), "not ready, the database does not answer");
             ("unavailable", "unknown")
         }
         Ok(applied) if applied < newest => ("ok", "pending"),

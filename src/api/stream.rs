@@ -7,11 +7,11 @@
 
 use super::App;
 use super::auth::Caller;
-use super::error::{Causes, Error};
+use super::error::Error;
 use super::extract::{FromQuery, Path, Query, QueryReader};
 use super::feed::{self, FeedContent, FeedItem};
 use crate::domain::ids::TaskId;
-use crate::runtime::{Change, Watch};
+use crate::runtime::{Causes, Change, Watch};
 use crate::store::feeds;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName};
@@ -229,7 +229,7 @@ impl Follower {
                 }
             }
             Err(error) if error.is_unavailable() => {
-                warn!(task.id = %self.task, "the stream of task {} can not read, trying again: {error}", self.task);
+                warn!(task.id = %self.task, error = %Causes(&error), "the stream of task {} can not read, trying again", self.task);
                 self.look = false;
             }
             Err(error) => {

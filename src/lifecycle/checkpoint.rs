@@ -11,7 +11,7 @@ use crate::{
         step::{Claim, StepKey, StepStatus},
         task::{Failure, TaskKey, TaskState},
     },
-    runtime::{Batcher, Hub},
+    runtime::{Batcher, Causes, Hub},
     store::{
         self,
         changes::{
@@ -125,7 +125,7 @@ async fn commit_each(
             commits.iter().map(|_| Err(error.clone())).collect()
         }
         Err(error) => {
-            tracing::warn!(%error, "a batch of {} results was refused, committing one by one", commits.len());
+            tracing::warn!(error = %Causes(&error), "a batch of {} results was refused, committing one by one", commits.len());
             let mut results = Vec::with_capacity(commits.len());
             for commit in commits {
                 let one = commit_batch(pool, hub, known, lease_secs, &[commit]).await;

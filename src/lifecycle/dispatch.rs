@@ -12,7 +12,7 @@ use crate::{
         task::{Failure, Move, On, Situation, TaskKey, next_move},
         task_await::SourceType,
     },
-    runtime::{Hub, Progress},
+    runtime::{Causes, Hub, Progress},
     store::{
         self,
         changes::{Changes, NewStep, TaskChange},
@@ -54,7 +54,7 @@ impl Dispatcher {
             }
             Err(error) if error.is_unavailable() => Err(error),
             Err(error) => {
-                tracing::warn!(%error, "a batch of events failed, handling them one by one");
+                tracing::warn!(error = %Causes(&error), "a batch of events failed, handling them one by one");
                 self.one_by_one(pool, hub).await
             }
         }
@@ -84,8 +84,8 @@ impl Dispatcher {
                     attempt.rollback().await?;
                     let dead = event.attempts + 1 >= self.attempts_max as i32;
                     let delay = Duration::from_millis(250 << event.attempts.clamp(0, 8));
-                    tracing::error!(task.id = %event.task.task, %error, dead, "an event of task {} failed: {error}", event.task.task);
-                    let text = error.to_string();
+                    tracing::error!(task.id = %event.task.task, error = %Causes(&error), dead, "an event of task {} failed", event.task.task);
+                    let text = Causes(&error).to_string();
                     store::events::fail(&mut tx, &event, &text, delay.as_secs_f64(), dead).await?;
                     tx.commit().await?;
                 }

@@ -10,7 +10,7 @@ use crate::{
         task_await::{AwaitStatus, SourceType},
         text::{MessageText, Title},
     },
-    runtime::{Batcher, Hub, Work},
+    runtime::{Batcher, Causes, Hub, Work},
     store::{
         self,
         awaits::Settlement,
@@ -105,7 +105,7 @@ async fn submit_each(
             messages.iter().map(|_| Err(error.clone().into())).collect()
         }
         Err(error) => {
-            tracing::warn!(%error, "a batch of {} messages was refused, storing one by one", messages.len());
+            tracing::warn!(error = %Causes(&error), "a batch of {} messages was refused, storing one by one", messages.len());
             let mut results = Vec::with_capacity(messages.len());
             for message in messages {
                 let one = submit_batch(pool, hub, &[message]).await;

@@ -44,8 +44,23 @@ pub enum Progress {
     Did(usize),
 }
 
+/// An error with its causes, in one line.
+pub struct Causes<'a>(pub &'a (dyn std::error::Error + 'static));
+
+impl std::fmt::Display for Causes<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
 /// Calls `round` until `stop`: again at once while there is work, else when hinted or after `poll` with jitter
-/// (between 0.5 and 1.0 of it). After an error it waits longer, up to 30 s, and goes on: no error ends a loop.
+/// (between 0.5 and 1.0 of it). After an error it waits longer, up to 6 s, and goes on: no error ends a loop.
 pub async fn run_loop<H, R, E>(
     name: &'static str,
     stop: CancellationToken,
@@ -55,7 +70,7 @@ pub async fn run_loop<H, R, E>(
 ) where
     H: Future<Output = ()>,
     R: Future<Output = Result<Progress, E>>,
-    E: std::fmt::Display,
+    E: std::error::Error + 'static,
 {
     let mut failures = 0u32;
     while !stop.is_cancelled() {
@@ -70,9 +85,9 @@ pub async fn run_loop<H, R, E>(
             }
             Err(error) => {
                 failures += 1;
-                let pause = Duration::from_millis(100 << failures.min(8))
+                let pause = Duration::from_millis(100 << failures.min(6))
                     .mul_f64(0.5 + fastrand::f64() / 2.0);
-                tracing::warn!(loop_name = name, %error, failures, "loop {name} failed, trying again in {pause:?}: {error}");
+                tracing::warn!(loop_name = name, error = %Causes(&error), failures, "loop {name} failed, trying again in {pause:?}");
                 pause
             }
         };

@@ -6,7 +6,7 @@
 use crate::{
     domain::{ids::TaskId, step::Claim},
     lifecycle,
-    runtime::Hub,
+    runtime::{Causes, Hub},
     store,
 };
 use sqlx::PgPool;
@@ -171,7 +171,7 @@ pub async fn keep(
             }
             // Nobody else could be told either. Once a lease may have run out, the work may be somebody else's.
             Err(error) => {
-                tracing::warn!(%error, "could not extend {} leases: {error}", claims.len());
+                tracing::warn!(error = %Causes(&error), "could not extend {} leases", claims.len());
                 if confirmed.elapsed() >= lease {
                     claims.iter().for_each(|c| held.lose(c));
                 }

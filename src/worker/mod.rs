@@ -15,7 +15,7 @@ use crate::{
     },
     llm::Models,
     prompts::Prompts,
-    runtime::{Hub, Progress, Shutdown, Work, run_loop},
+    runtime::{Causes, Hub, Progress, Shutdown, Work, run_loop},
     store::{
         self,
         steps::{Claimed, GiveBack},
@@ -204,8 +204,8 @@ async fn run_step(
     };
     if let Err(error) = result {
         // The lease runs out and another attempt is made; what was committed is found by it.
-        tracing::warn!(task.id = %guard.claim().key.task, step.id = %guard.claim().step, %error,
-            "step {} could not be committed: {error}", guard.claim().step);
+        tracing::warn!(task.id = %guard.claim().key.task, step.id = %guard.claim().step, error = %Causes(&*error),
+            "step {} could not be committed", guard.claim().step);
     }
     if hard.is_cancelled() {
         let _ = lifecycle::requeue::give_back(

@@ -21,6 +21,7 @@ use crate::{
         delegate::Delegated,
     },
     llm::{ModelError, Retry},
+    runtime::Causes,
     store::{
         self,
         changes::Call,
@@ -74,7 +75,7 @@ where
     loop {
         match work().await {
             Err(error) if error.is_unavailable() && begun.elapsed() < shared.lease => {
-                tracing::warn!(%error, "the database is away, trying again in {pause:?}: {error}");
+                tracing::warn!(error = %Causes(&*error), "the database is away, trying again in {pause:?}");
                 tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
                 pause = (pause * 2).min(Duration::from_secs(2));
             }
