@@ -8,7 +8,7 @@
 
 use crate::{
     domain::ids::{ProcessId, TaskId},
-    runtime::{Change, Hub, Outgoing, Progress, Shutdown, Work, no_hint, run_loop},
+    runtime::{Causes, Change, Hub, Outgoing, Progress, Shutdown, Work, no_hint, run_loop},
     store::{self, bus as sql},
 };
 use sqlx::{
@@ -28,6 +28,8 @@ use std::{
 const GATHER: Duration = Duration::from_millis(4);
 /// The pause before a broken connection is made anew.
 const RECONNECT_AFTER: Duration = Duration::from_millis(250);
+/// For one try to make it anew: a pool would sleep through most of its usual 30 s.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How often a process says that it is alive, and renews its interest in the tasks it watches.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 /// A process that has been silent for so long is not counted.
@@ -95,7 +97,7 @@ impl Bus {
             ),
         );
         if let Err(error) = self.send().await {
-            tracing::debug!(%error, "the last hints were not sent: {error}");
+            tracing::debug!(error = %Causes(&error), "the last hints were not sent");
         }
         if let Ok(mut conn) = self.pool.acquire().await {
             let _ = sql::leave(&mut conn, self.hub.process).await;
@@ -107,10 +109,13 @@ impl Bus {
         // A pool of one that nobody else uses: the service's own pool may be as small as one connection.
         let pool = PgPoolOptions::new()
             .max_connections(1)
+            .acquire_timeout(CONNECT_WITHIN)
             .connect_with(self.options.clone())
             .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.ignore_pool_close_event(true);
+        // A lost connection shows at once instead of when a new one is there.
+        listener.eager_reconnect(false);
         listener.listen(sql::CHANNEL).await?;
         self.is_listening.store(true, Ordering::Relaxed);
         self.beat().await?;
@@ -187,7 +192,7 @@ impl Bus {
             }
             Hint::Deltas(chunks) => {
                 if let Err(error) = self.pass_chunks(&chunks).await {
-                    tracing::debug!(%error, "streamed text was not read: {error}");
+                    tracing::debug!(error = %Causes(&error), "streamed text was not read");
                 }
             }
         }
