@@ -212,16 +212,7 @@ impl Engine {
 
     /// Waits until nothing is left to do, then makes the closing check of every case.
     pub async fn close(mut self) {
-        self.until_true("everything is at rest", async || {
-            self.count(
-                "select (select count(*) from orchestrator_events where dead_at is null)
-                    + (select count(*) from signals where status = 'pending')
-                    + (select count(*) from steps where status in ('queued', 'running'))",
-            )
-            .await
-                == 0
-        })
-        .await;
+        rest(&self.pool).await;
         check(&self.pool).await;
         if let Some(llm) = &self.llm {
             assert_eq!(
@@ -250,6 +241,18 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
         Ok(value) => value,
         Err(_) => panic!("waited in vain for {what}"),
     }
+}
+
+/// Waits until nothing is left to do.
+pub async fn rest(pool: &PgPool) {
+    let sql = "select (select count(*) from orchestrator_events where dead_at is null)
+            + (select count(*) from signals where status = 'pending')
+            + (select count(*) from steps where status in ('queued', 'running'))";
+    until("everything is at rest", async || {
+        let left: i64 = sqlx::query_scalar(sql).fetch_one(pool).await.unwrap();
+        left == 0
+    })
+    .await;
 }
 
 /// The closing check of `cases.md`: each query counts what must not be.
