@@ -244,7 +244,7 @@ fn sources() -> Vec<Source> {
         .flat_map(|(source, tests): &(Source, Vec<String>)| {
             tests
                 .iter()
-                .map(|name| [source.module.as_slice(), &[name.clone()]].concat())
+                .map(|name| [source.module.as_slice(), std::slice::from_ref(name)].concat())
         })
         .collect();
     found

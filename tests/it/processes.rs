@@ -410,7 +410,8 @@ async fn a_start_that_can_not_succeed_says_what_to_do() {
     let scene = Scene::new().await;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let cases: [(&[(&str, &str)], i32, &[&str]); 6] = [
+    type Case<'a> = (&'a [(&'a str, &'a str)], i32, &'a [&'a str]);
+    let cases: [Case; 6] = [
         (
             &[("SERVER_PORT", &port)],
             1,
