@@ -7,7 +7,7 @@ use reconvene::{
     prompts::Prompts, runtime::Hub, runtime::Shutdown, worker::Worker,
 };
 use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, PgPool,
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use std::{
@@ -19,8 +19,8 @@ use std::{
     thread::JoinHandle,
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UnixStream},
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
 };
@@ -256,7 +256,7 @@ pub struct Proxy {
 /// Passes bytes on, but keeps the answers to commits back while `hold` says so.
 async fn pass_on(
     client: &mut TcpStream,
-    server: &mut TcpStream,
+    server: &mut (impl AsyncRead + AsyncWrite + Unpin),
     mut hold: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let (mut asked, mut answered) = (vec![0; 65536], vec![0; 65536]);
@@ -285,8 +285,8 @@ async fn pass_on(
 
 impl Proxy {
     pub async fn start(pool: &PgPool) -> Self {
-        let options = (*pool.connect_options()).clone();
-        let target = (options.get_host().to_owned(), options.get_port());
+        let options = pool.connect_options();
+        let mut url = options.to_url_lossy();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let state = Arc::new(watch::Sender::new(false));
@@ -300,20 +300,38 @@ impl Proxy {
                     its_refused.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
-                let target = target.clone();
+                let options = options.clone();
                 let hold = its_hold.subscribe();
                 tokio::spawn(async move {
-                    let mut server = TcpStream::connect(target).await.unwrap();
+                    let port = options.get_port();
+                    // The cluster of the tests has no port, one of a developer may have no socket.
+                    let passing = async {
+                        match options.get_socket() {
+                            Some(dir) => {
+                                let socket = dir.join(format!(".s.PGSQL.{port}"));
+                                let mut server = UnixStream::connect(socket).await.unwrap();
+                                pass_on(&mut client, &mut server, hold).await
+                            }
+                            None => {
+                                let target = (options.get_host(), port);
+                                let mut server = TcpStream::connect(target).await.unwrap();
+                                pass_on(&mut client, &mut server, hold).await
+                            }
+                        }
+                    };
                     tokio::select! {
-                        _ = pass_on(&mut client, &mut server, hold) => {}
+                        _ = passing => {}
                         _ = cut.wait_for(|cut| *cut) => {}
                     }
                 });
             }
         });
-        let options = options.host("127.0.0.1").port(port);
+        // A socket that is set would go before the host.
+        url.set_query(None);
+        url.set_host(Some("127.0.0.1")).unwrap();
+        url.set_port(Some(port)).unwrap();
         Self {
-            pool: PgPoolOptions::new().connect_lazy_with(options),
+            pool: PgPoolOptions::new().connect_lazy(url.as_str()).unwrap(),
             state,
             hold,
             refused,
