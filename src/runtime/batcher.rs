@@ -34,8 +34,12 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
                 loop {
                     let mut batch = Vec::new();
                     // The lock is held while waiting for a batch, never while writing one.
-                    if inbox.lock().await.recv_many(&mut batch, max).await == 0 {
-                        return;
+                    {
+                        let mut inbox = inbox.lock().await;
+                        if inbox.recv_many(&mut batch, max).await == 0 {
+                            return;
+                        }
+                        gather(&mut inbox, &mut batch, max).await;
                     }
                     let (items, answers): (Vec<T>, Vec<_>) = batch.into_iter().unzip();
                     for (answer, result) in answers.into_iter().zip(write(items).await) {
@@ -53,6 +57,19 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         let (answer, result) = oneshot::channel();
         self.queue.send((item, answer)).await.ok()?;
         result.await.ok()
+    }
+}
+
+/// Lets callers that are at work at this moment come along. Work comes in bursts, and the first of a burst would
+/// otherwise be written by itself. Takes no time when nothing else is ready to run.
+async fn gather<T>(inbox: &mut mpsc::Receiver<T>, batch: &mut Vec<T>, max: usize) {
+    for _ in 0..2 {
+        tokio::task::yield_now().await;
+        while batch.len() < max
+            && let Ok(item) = inbox.try_recv()
+        {
+            batch.push(item);
+        }
     }
 }
 
