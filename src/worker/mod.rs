@@ -25,7 +25,7 @@ use context::{Context, Loader};
 use lease::Held;
 use sqlx::PgPool;
 use std::{sync::Arc, time::Duration};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// What every running step shares.
@@ -44,7 +44,11 @@ struct Shared {
 
 pub struct Worker {
     shared: Arc<Shared>,
+    /// Steps that ask a model or run a tool: `worker.concurrency`.
     slots: Arc<Semaphore>,
+    /// Steps that are held, the ones whose result is being written among them: twice as many, so that the next ones are
+    /// claimed meanwhile.
+    held: Arc<Semaphore>,
     running: TaskTracker,
     shutdown: Shutdown,
     lease_secs: u32,
@@ -92,6 +96,7 @@ impl Worker {
         Self {
             shared: Arc::new(shared),
             slots: Arc::new(Semaphore::new(worker.concurrency as usize)),
+            held: Arc::new(Semaphore::new(worker.concurrency as usize * 2)),
             running: TaskTracker::new(),
             shutdown,
             lease_secs: worker.lease_seconds,
@@ -128,7 +133,13 @@ impl Worker {
     }
 
     async fn claim_and_start(&self) -> Result<Progress, store::Error> {
-        let free = self.slots.available_permits().min(self.batch as usize) as u32;
+        // Slots are freed in bursts, when a batch of results has been written: all of them are to be seen at once.
+        tokio::task::yield_now().await;
+        let free = self
+            .slots
+            .available_permits()
+            .min(self.held.available_permits())
+            .min(self.batch as usize) as u32;
         if free == 0 {
             return Ok(Progress::Idle);
         }
@@ -157,14 +168,18 @@ impl Worker {
         };
         let count = claimed.len();
         for (step, context) in claimed.into_iter().zip(contexts) {
-            let Ok(permit) = self.slots.clone().try_acquire_owned() else {
+            // Only this loop takes permits, so there are as many as it has counted.
+            let (Ok(slot), Ok(held)) = (
+                self.slots.clone().try_acquire_owned(),
+                self.held.clone().try_acquire_owned(),
+            ) else {
                 break;
             };
             let shared = shared.clone();
             let hard = self.shutdown.hard.clone();
             self.running.spawn(async move {
-                run_step(&shared, step, context, &hard).await;
-                drop(permit);
+                run_step(&shared, step, context, slot, &hard).await;
+                drop(held);
                 shared.hub.wake_local(Work::Steps);
             });
         }
@@ -176,13 +191,14 @@ async fn run_step(
     shared: &Shared,
     step: Claimed,
     context: Option<Result<Context, crate::prompts::PromptError>>,
+    slot: OwnedSemaphorePermit,
     hard: &CancellationToken,
 ) {
     let mut guard = shared.held.hold(step.claim, hard);
     let lost = guard.lost.clone();
     let work = async {
         match context {
-            Some(Ok(context)) => turn::run(shared, &mut guard, step, context).await,
+            Some(Ok(context)) => turn::run(shared, &mut guard, step, context, slot).await,
             Some(Err(error)) => {
                 fail(
                     shared,

@@ -21,7 +21,7 @@ use crate::{
         delegate::Delegated,
     },
     llm::{ModelError, Retry},
-    runtime::Causes,
+    runtime::{Causes, Work},
     store::{
         self,
         changes::Call,
@@ -36,14 +36,22 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 type Done = Result<(), Arc<store::Error>>;
 
-/// Runs the claimed step, and the calls of its turn that follow.
-pub async fn run(shared: &Shared, guard: &mut Guard, step: Claimed, context: Context) -> Done {
+/// Runs the claimed step, and the calls of its turn that follow. `slot` is given back when nothing slow is left to do.
+pub async fn run(
+    shared: &Shared,
+    guard: &mut Guard,
+    step: Claimed,
+    context: Context,
+    slot: OwnedSemaphorePermit,
+) -> Done {
     match (&step.call, &context.request) {
         (None, Some(prepared)) => {
-            let Some(decision) = decide(shared, guard, &step, prepared).await? else {
+            let mut slot = Some(slot);
+            let Some(decision) = decide(shared, guard, &step, prepared, &mut slot).await? else {
                 return Ok(());
             };
             run_calls(shared, guard, &context, decision.calls, 1).await
@@ -90,6 +98,7 @@ async fn decide(
     guard: &mut Guard,
     step: &Claimed,
     prepared: &Prepared,
+    slot: &mut Option<OwnedSemaphorePermit>,
 ) -> Result<Option<Decision>, Arc<store::Error>> {
     let claim = step.claim;
     let model = shared.models.name_for(&prepared.request.model);
@@ -141,6 +150,11 @@ async fn decide(
         Outcome::Decided(decided) => Some(decided.decision.clone()),
         Outcome::Called(_) | Outcome::Failed { .. } => None,
     };
+    if decision.as_ref().is_none_or(|d| d.calls.is_empty()) {
+        // What is left is one write: another step may run meanwhile.
+        *slot = None;
+        shared.hub.wake_local(Work::Steps);
+    }
     match commit(shared, Commit { claim, outcome }).await? {
         Committed::Done(Some(next)) => {
             guard.move_to(next);
