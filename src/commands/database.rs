@@ -65,6 +65,9 @@ pub enum DatabaseError {
     Other(String, #[source] sqlx::Error),
 }
 
+/// A connection that has been idle for longer is tested before it is used: the server may have restarted meanwhile.
+const IDLE_UNTESTED: Duration = Duration::from_millis(500);
+
 /// Connects once, so that a wrong address or password shows now and with its reason, then hands out a pool.
 pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
     let settings = &config.database;
@@ -87,6 +90,16 @@ pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
     let pool = PgPoolOptions::new()
         .max_connections(settings.max_connections)
         .acquire_timeout(wait)
+        // A connection in steady use needs no question before each use.
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                if meta.idle_for >= IDLE_UNTESTED {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
         .connect_lazy_with(options);
     Ok(Database { pool, embedded })
 }
