@@ -4,7 +4,7 @@ use crate::config::{Algorithm, Config};
 use crate::postgres::{Embedded, PostgresError};
 use secrecy::ExposeSecret;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{ConnectOptions, Connection, Executor};
 use std::time::Duration;
 
 /// An open database. `embedded` if it is the private one, which must then be closed after the pool.
@@ -98,6 +98,15 @@ pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
                     connection.ping().await?;
                 }
                 Ok(true)
+            })
+        })
+        .after_connect(|connection, _| {
+            // The statements that move tasks find their rows by key whatever the arguments are: a plan made for each
+            // execution is the same plan again, at several times the cost of the execution.
+            Box::pin(async move {
+                let generic = "set plan_cache_mode = force_generic_plan";
+                connection.execute(generic).await?;
+                Ok(())
             })
         })
         .connect_lazy_with(options);
