@@ -14,6 +14,7 @@ create table await_groups (
     pending integer not null,
     completed integer not null default 0,
     window_seconds integer, -- length of one liveness window
+    about jsonb, -- what a wait that is not for children is for: {"question"}, {"key"}, {"until"}
     batch_run_id uuid,
     created_at timestamptz not null default now(),
     closed_at timestamptz,

@@ -9,7 +9,8 @@ create table awaits (
     correlation_key text not null,
     status text not null default 'pending',
     scheduled_resume_at timestamptz, -- when liveness is asked again, or when the wait expires
-    payload jsonb,
+    payload jsonb, -- what the signal brought
+    callback_hash bytea, -- SHA-256 of the token that may signal it without an account
     created_at timestamptz not null default now(),
     settled_at timestamptz,
     constraint awaits_pkey primary key (workspace_id, group_id, ordinal),

@@ -31,6 +31,7 @@ pub struct Config {
     pub llm: Llm,
     pub worker: Worker,
     pub orchestrator: Orchestrator,
+    pub signals: Signals,
     pub spawn_tasks: SpawnTasks,
     pub tools: Tools,
     pub http: Http,
@@ -145,6 +146,12 @@ pub struct Orchestrator {
     pub batch: u32,
     pub max_attempts: u32,
     pub resume_retry_window_seconds: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Signals {
+    pub early_ttl_seconds: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -16,7 +16,7 @@ use std::{fs, io};
 const SYSTEM: &str = "agent/system.md.tmpl";
 
 /// Every prompt file by its path under `prompts/`.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 6] = [
     (SYSTEM, include_str!("../prompts/agent/system.md.tmpl")),
     (
         "tools/ask_user.md",
@@ -29,6 +29,14 @@ const FILES: [(&str, &str); 4] = [
     (
         "tools/get_subtask_result.md",
         include_str!("../prompts/tools/get_subtask_result.md"),
+    ),
+    (
+        "tools/wait_for_signal.md",
+        include_str!("../prompts/tools/wait_for_signal.md"),
+    ),
+    (
+        "tools/wait_until.md",
+        include_str!("../prompts/tools/wait_until.md"),
     ),
 ];
 
@@ -405,7 +413,13 @@ mod tests {
     #[test]
     fn every_tool_has_its_text() {
         let prompts = Prompts::load(None).unwrap();
-        for tool in ["delegate_tasks", "ask_user", "get_subtask_result"] {
+        for tool in [
+            "delegate_tasks",
+            "ask_user",
+            "get_subtask_result",
+            "wait_until",
+            "wait_for_signal",
+        ] {
             assert!(
                 prompts.tool(tool).is_some_and(|text| text.ends_with('.')),
                 "{tool}"

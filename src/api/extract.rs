@@ -60,6 +60,30 @@ impl<T: DeserializeOwned> OptionalFromRequest<App> for Json<T> {
     }
 }
 
+/// A body that may be any JSON at all, or nothing.
+pub struct AnyJson(pub Option<Value>);
+
+impl FromRequest<App> for AnyJson {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Error> {
+        let declared = is_json(request.headers());
+        let limit = app.config.server.body_limit_bytes;
+        let body = Bytes::from_request(request, app)
+            .await
+            .map_err(|rejection| body_error(rejection, limit))?;
+        if body.is_empty() {
+            return Ok(Self(None));
+        }
+        if !declared {
+            return Err(Error::UnsupportedMediaType);
+        }
+        let value = parse_any(&body)?;
+        check_storable("", &value).map_err(|error| Error::InvalidBody(vec![error]))?;
+        Ok(Self(Some(value)))
+    }
+}
+
 fn is_json(headers: &HeaderMap) -> bool {
     let Some(content_type) = headers
         .get(header::CONTENT_TYPE)
@@ -85,16 +109,28 @@ fn body_error(rejection: BytesRejection, limit: usize) -> Error {
     }
 }
 
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    let text = std::str::from_utf8(body).map_err(|error| {
+fn text(body: &[u8]) -> Result<&str, Error> {
+    std::str::from_utf8(body).map_err(|error| {
         Error::InvalidUtf8(format!("byte {} begins no character", error.valid_up_to()))
-    })?;
+    })
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+    let text = text(body)?;
     // Every body is an object, but a derived type would take an array of its fields as well.
     if text.trim_start().starts_with('[') {
         serde_json::from_str::<serde::de::IgnoredAny>(text)
             .map_err(|error| json_error(String::new(), error))?;
         return Err(Error::field("", "must be a JSON object, not an array"));
     }
+    parse_text(text)
+}
+
+fn parse_any(body: &[u8]) -> Result<Value, Error> {
+    parse_text(text(body)?)
+}
+
+fn parse_text<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
@@ -380,7 +416,7 @@ mod tests {
         #[test]
         fn no_body_panics(body in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let _ = parse::<Body>(&body);
-            let _ = parse::<Value>(&body);
+            let _ = parse_any(&body);
         }
     }
 }

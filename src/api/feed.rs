@@ -81,8 +81,14 @@ pub enum FeedContent {
         group_id: GroupId,
         /// `user_input`, `external` or `timer`.
         source_type: String,
+        /// Of `user_input`.
         question: Option<String>,
-        /// `open`, `completed`, `skipped` or `cancelled`.
+        /// Of `external`, if it has one: what a signal names as its `correlation_key`.
+        key: Option<String>,
+        /// Of `timer`: until when, or for how many seconds.
+        until: Option<DateTime<Utc>>,
+        seconds: Option<f64>,
+        /// `open`, `completed`, `timed_out`, `skipped` or `cancelled`.
         status: String,
     },
     Status {
@@ -192,6 +198,9 @@ struct WaitData {
     group_id: Option<GroupId>,
     source_type: String,
     question: Option<String>,
+    key: Option<String>,
+    until: Option<DateTime<Utc>>,
+    seconds: Option<f64>,
 }
 
 #[derive(Default, Deserialize)]
@@ -298,6 +307,9 @@ impl Around {
                     group_id,
                     source_type: wait.source_type,
                     question: wait.question,
+                    key: wait.key,
+                    until: wait.until,
+                    seconds: wait.seconds,
                     status: self
                         .groups
                         .get(&group_id)

@@ -9,6 +9,8 @@ pub mod agents;
 pub mod auth;
 pub mod chat;
 pub mod cursor;
+pub mod dead_events;
+pub mod deletes;
 pub mod error;
 pub mod extract;
 pub mod feed;
@@ -17,6 +19,7 @@ mod openapi;
 pub mod stream;
 pub mod tasks;
 pub mod tools;
+pub mod waits;
 
 use crate::bus::Bus;
 use crate::config::Config;
@@ -113,8 +116,11 @@ fn timed_routes() -> OpenApiRouter<App> {
         .routes(routes!(health::readyz))
         .merge(chat::router())
         .merge(tasks::router())
+        .merge(deletes::router())
+        .merge(waits::router())
         .merge(agents::router())
         .merge(tools::router())
+        .merge(dead_events::router())
 }
 
 /// Routes that answer for as long as the client listens.

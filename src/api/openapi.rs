@@ -17,8 +17,10 @@ use utoipa::{Modify, OpenApi};
     ),
     tags(
         (name = "chat", description = "Start a task, or go on with one"),
-        (name = "tasks", description = "See and stop tasks"),
+        (name = "tasks", description = "See, stop and delete tasks"),
+        (name = "signals", description = "Report what tasks wait for"),
         (name = "agents", description = "Who does the work"),
+        (name = "admin", description = "Look after the service"),
         (name = "service", description = "Health of this process"),
     ),
     components(schemas(Problem, FieldError)),

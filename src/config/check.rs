@@ -18,6 +18,7 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         llm,
         worker,
         orchestrator,
+        signals,
         spawn_tasks,
         tools,
         ..
@@ -92,6 +93,11 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
             "orchestrator.resume_retry_window_seconds",
             orchestrator.resume_retry_window_seconds,
             1..=600,
+        ),
+        (
+            "signals.early_ttl_seconds",
+            signals.early_ttl_seconds.into(),
+            1..=31_536_000,
         ),
         (
             "spawn_tasks.max_depth",

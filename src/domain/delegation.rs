@@ -124,6 +124,18 @@ pub fn check_targets(plan: &Plan, allowed: &HashSet<AgentId>) -> Result<(), Refu
     }
 }
 
+/// Refuses the plan if the tree would have more than `max` live descendants of its root, of which there are `live` now
+/// (D-50).
+pub fn check_tree_size(plan: &Plan, live: i64, max: u32) -> Result<(), Refusal> {
+    let new = plan.children.len();
+    if live + new as i64 <= i64::from(max) {
+        return Ok(());
+    }
+    Err(Refusal(format!(
+        "This call would make {new} more tasks where {live} are at work already in this tree of tasks; {max} at once are allowed. Nothing was created: delegate fewer, wait until some have ended, or do the work in this task."
+    )))
+}
+
 fn unknown_target(entry: usize, id: &str) -> Refusal {
     Refusal(format!(
         "tasks[{}]: there is no agent {} that you can delegate to. Nothing was created. Use an agent_group_id from the list of agents you can delegate to.",
@@ -485,7 +497,8 @@ fn fair_share(mut sizes: Vec<usize>, mut room: usize) -> usize {
     usize::MAX
 }
 
-fn quote(text: &str) -> String {
+/// Each line behind `> `: what somebody else wrote can not pass for a line of ours.
+pub(super) fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 16);
     // Every character that some reader takes for a line break starts a quoted line.
     for line in text.split([

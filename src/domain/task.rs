@@ -198,11 +198,11 @@ pub struct ParentRef {
     pub depth: i32,
 }
 
-/// What is known of a task when the orchestrator looks at it, under the task's lock.
+/// What is known of a task when the orchestrator looks at it, under the task's lock. Whether it is deleted is no part of
+/// it: a deleted task has been stopped, or is one that a parent waits for, which goes on to its end (T-34).
 #[derive(Clone, Debug)]
 pub struct Situation {
     pub status: TaskStatus,
-    pub deleted: bool,
     /// A decide step or a tool call is queued or running.
     pub has_active_step: bool,
     /// The groups whose outcome the task has not been told, oldest first.
@@ -233,7 +233,7 @@ pub enum Move {
 
 /// Decides the next move. The only place where a parent is woken.
 pub fn next_move(situation: &Situation) -> Move {
-    if situation.status.is_terminal() || situation.deleted || situation.has_active_step {
+    if situation.status.is_terminal() || situation.has_active_step {
         return Move::Rest;
     }
     let resumed: Vec<GroupId> = situation
@@ -327,7 +327,6 @@ mod tests {
     fn at(status: TaskStatus) -> Situation {
         Situation {
             status,
-            deleted: false,
             has_active_step: false,
             groups: vec![],
             has_news: true,
@@ -432,15 +431,6 @@ mod tests {
                 Situation {
                     groups: vec![group(1, false)],
                     ..at(Stopped)
-                },
-                Move::Rest,
-            ),
-            (
-                "deleted",
-                Situation {
-                    deleted: true,
-                    groups: vec![group(1, false)],
-                    ..at(WaitingForInput)
                 },
                 Move::Rest,
             ),

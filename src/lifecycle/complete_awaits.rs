@@ -17,11 +17,20 @@ use crate::{
 use sqlx::PgConnection;
 use std::collections::HashMap;
 
-/// Settles those awaits that are still pending. Returns the groups that closed; their tasks have an event each.
+/// What a settling has done.
+#[derive(Debug, Default)]
+pub(super) struct Settled {
+    /// The awaits that it settled, as opposed to those that somebody else had.
+    pub awaits: Vec<Settlement>,
+    /// The groups that closed.
+    pub closed: Vec<GroupState>,
+}
+
+/// Settles those awaits that are still pending. The tasks of groups that close get an event each.
 pub(super) async fn complete_awaits(
     conn: &mut PgConnection,
     settlements: &[Settlement],
-) -> Result<Vec<GroupState>, store::Error> {
+) -> Result<Settled, store::Error> {
     settle(conn, settlements, false).await
 }
 
@@ -29,7 +38,7 @@ pub(super) async fn complete_awaits(
 pub(super) async fn cancel_awaits(
     conn: &mut PgConnection,
     settlements: &[Settlement],
-) -> Result<Vec<GroupState>, store::Error> {
+) -> Result<Settled, store::Error> {
     settle(conn, settlements, true).await
 }
 
@@ -37,22 +46,24 @@ async fn settle(
     conn: &mut PgConnection,
     settlements: &[Settlement],
     cancelling: bool,
-) -> Result<Vec<GroupState>, store::Error> {
+) -> Result<Settled, store::Error> {
     if settlements.is_empty() {
-        return Ok(vec![]);
+        return Ok(Settled::default());
     }
     let ids: Vec<_> = settlements.iter().map(|s| (s.workspace, s.group)).collect();
     let groups = store::awaits::lock_groups(conn, &ids).await?;
     let settled = store::awaits::settle_if_pending(conn, settlements).await?;
     let changed = judge(groups, &settled, cancelling);
-    if changed.is_empty() {
-        return Ok(vec![]);
+    if !changed.is_empty() {
+        store::awaits::update_groups(conn, &changed, cancelling).await?;
     }
-    store::awaits::update_groups(conn, &changed, cancelling).await?;
-    Ok(changed
-        .into_iter()
-        .filter(|g| g.status != GroupStatus::Open)
-        .collect())
+    Ok(Settled {
+        awaits: settled,
+        closed: changed
+            .into_iter()
+            .filter(|g| g.status != GroupStatus::Open)
+            .collect(),
+    })
 }
 
 /// The new state of each group that something has happened to.

@@ -7,7 +7,7 @@
 use super::{Draft, TaskChange, lock_claimed};
 use crate::{
     domain::{
-        delegation::{Mode, Plan, Refusal, Started, check_targets},
+        delegation::{Mode, Plan, Refusal, Started, check_targets, check_tree_size},
         ids::{AgentId, GroupId, ItemId, TaskId},
         step::Claim,
         task::{NewTask, ParentRef, TaskKey},
@@ -37,26 +37,36 @@ pub enum Delegated {
     Stale,
 }
 
-/// Makes all children of the plan, or adopts those that an earlier attempt of this call has made.
+/// Makes all children of the plan, or adopts those that an earlier attempt of this call has made. `tree_size_max` is
+/// how many descendants of the tree's root may be alive at once (D-50).
 pub async fn delegate(
     pool: &PgPool,
     claim: &Claim,
     plan: &Plan,
+    tree_size_max: u32,
 ) -> Result<Delegated, store::Error> {
     store::retry_conflicts!(async {
         let mut tx = pool.begin().await?;
+        let key = claim.key.task_key();
+        let Some(facts) = store::tasks::facts(&mut tx, &[key]).await?.pop() else {
+            return Ok(Delegated::Stale);
+        };
+        let root = TaskKey {
+            task: facts.root,
+            ..key
+        };
+        // Whoever adds to a tree holds its root, so that two calls count one after the other.
+        store::tasks::lock(&mut tx, &[root, key]).await?;
         let Some(parent) = lock_claimed(&mut tx, claim).await? else {
             return Ok(Delegated::Stale);
         };
         if let Some(made) = made_before(&mut tx, claim).await? {
             return Ok(made);
         }
-        let Some(facts) = store::tasks::facts(&mut tx, &[parent.state.key])
-            .await?
-            .pop()
-        else {
-            return Ok(Delegated::Stale);
-        };
+        let live = store::tasks::live_descendants(&mut tx, root).await?;
+        if let Err(refusal) = check_tree_size(plan, live, tree_size_max) {
+            return Ok(Delegated::Refused(refusal));
+        }
         let targets = match targets(&mut tx, &facts, plan).await? {
             Ok(targets) => targets,
             Err(refusal) => return Ok(Delegated::Refused(refusal)),

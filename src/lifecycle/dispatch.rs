@@ -3,14 +3,16 @@
 //! What an event is about does not matter: the move depends on the task as it is now. So two events for one task in a
 //! batch are one look, and an event that comes twice or late does nothing.
 
-use super::{Draft, announce, finish, resume};
+use super::{
+    Draft, announce, finish,
+    resume::{self, Untold},
+};
 use crate::{
     domain::{
         delegation::SummaryLimits,
-        ids::StepId,
+        ids::{GroupId, StepId},
         step::StepKey,
-        task::{Failure, Move, On, Situation, TaskKey, next_move},
-        task_await::SourceType,
+        task::{Failure, Move, On, Situation, TaskKey, TaskStatus, next_move},
     },
     runtime::{Causes, Hub, Progress},
     store::{
@@ -29,7 +31,18 @@ pub struct Dispatcher {
     pub batch: u32,
     /// Failures after which an event is parked as dead (W-19).
     pub attempts_max: u32,
+    /// How long a resume whose text can not be read is tried again (W-17).
+    pub resume_window: Duration,
     pub summary: SummaryLimits,
+}
+
+/// What to do about the text of a resume that can not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Telling {
+    /// Fail, so that the event is tried again.
+    Scoped,
+    /// Say what can be said, and wake the task all the same.
+    AtLast,
 }
 
 impl Dispatcher {
@@ -42,7 +55,7 @@ impl Dispatcher {
             if events.is_empty() {
                 return Ok((0, Changes::default()));
             }
-            let changes = self.handle(&mut tx, &events).await?;
+            let changes = self.handle(&mut tx, &events, Telling::Scoped).await?;
             tx.commit().await?;
             Ok((events.len(), changes))
         });
@@ -73,7 +86,8 @@ impl Dispatcher {
             };
             done += 1;
             let mut attempt = sqlx::Acquire::begin(&mut *tx).await?;
-            match self.handle(&mut attempt, &[event]).await {
+            let telling = self.telling(event.attempts);
+            match self.handle(&mut attempt, &[event], telling).await {
                 Ok(changes) => {
                     attempt.commit().await?;
                     tx.commit().await?;
@@ -83,7 +97,7 @@ impl Dispatcher {
                 Err(error) => {
                     attempt.rollback().await?;
                     let dead = event.attempts + 1 >= self.attempts_max as i32;
-                    let delay = Duration::from_millis(250 << event.attempts.clamp(0, 8));
+                    let delay = self.delay(event.attempts);
                     tracing::error!(task.id = %event.task.task, error = %Causes(&error), dead, "an event of task {} failed", event.task.task);
                     let text = Causes(&error).to_string();
                     store::events::fail(&mut tx, &event, &text, delay.as_secs_f64(), dead).await?;
@@ -98,10 +112,30 @@ impl Dispatcher {
         })
     }
 
+    /// An event that has failed so often waits so long.
+    fn delay(&self, attempts: i32) -> Duration {
+        let delay = backoff(attempts);
+        match self.resume_window.saturating_sub(waited(attempts)) {
+            Duration::ZERO => delay,
+            // The last attempt of the window is made when the window ends, not after it.
+            left => delay.min(left),
+        }
+    }
+
+    /// The window is over when the delays so far fill it; nor may the last attempt of all leave a task asleep.
+    fn telling(&self, attempts: i32) -> Telling {
+        let is_last = attempts + 1 >= self.attempts_max as i32;
+        match is_last || waited(attempts) >= self.resume_window {
+            true => Telling::AtLast,
+            false => Telling::Scoped,
+        }
+    }
+
     async fn handle(
         &self,
         conn: &mut PgConnection,
         events: &[Event],
+        telling: Telling,
     ) -> Result<Changes, store::Error> {
         let mut keys: Vec<TaskKey> = events.iter().map(|e| e.task).collect();
         keys.sort_unstable();
@@ -124,7 +158,6 @@ impl Dispatcher {
             };
             let next = next_move(&Situation {
                 status: state.status,
-                deleted: state.deleted,
                 has_active_step: around.has_active_step,
                 groups: around.groups.iter().map(|g| g.state).collect(),
                 has_news: state.has_news(),
@@ -132,18 +165,43 @@ impl Dispatcher {
             });
             moves.push((TaskChange::of(state), around, next));
         }
-        let told = moves.iter().flat_map(|(task, around, next)| match next {
-            Move::Park { resumed } | Move::Decide { resumed } => around
-                .groups
-                .iter()
-                // A user's answer speaks for itself.
-                .filter(|g| resumed.contains(&g.state.id) && g.source_type != SourceType::UserInput)
-                .map(|g| (task.state.key.workspace, g.state.id))
-                .collect(),
-            Move::Rest | Move::OutOfDecides => vec![],
-        });
-        let told: Vec<_> = told.collect();
-        let mut texts = resume::texts(conn, &told, self.summary).await?;
+        let lost: HashMap<TaskKey, GroupId> = moves
+            .iter()
+            .filter(|(task, _, next)| has_lost_its_group(task.state.status, next))
+            .map(|(task, ..)| {
+                let named = events.iter().find_map(|e| {
+                    let own = e.task == task.state.key;
+                    e.group.filter(|_| own)
+                });
+                (task.state.key, named.unwrap_or_else(GroupId::new))
+            })
+            .collect();
+        let untold: Vec<Untold> = moves
+            .iter()
+            .flat_map(|(task, around, next)| {
+                let task = task.state.key;
+                let resumed: &[GroupId] = match next {
+                    Move::Park { resumed } | Move::Decide { resumed } => resumed,
+                    Move::Rest | Move::OutOfDecides => &[],
+                };
+                let groups = around
+                    .groups
+                    .iter()
+                    .filter(|g| resumed.contains(&g.state.id));
+                let there = groups.map(|g| (g.state.id, Some(g.source_type)));
+                let lost = lost.get(&task).map(|group| (*group, None));
+                let all: Vec<_> = there.chain(lost).collect();
+                all.into_iter().map(move |(group, source)| Untold {
+                    task,
+                    group,
+                    source,
+                })
+            })
+            .collect();
+        let mut texts = match telling {
+            Telling::Scoped => resume::texts(conn, &untold, self.summary).await?,
+            Telling::AtLast => resume::texts_at_last(conn, &untold, self.summary).await?,
+        };
         for (mut task, _, next) in moves {
             match next {
                 Move::Rest => continue,
@@ -153,6 +211,9 @@ impl Dispatcher {
                 }
                 Move::Decide { resumed } => {
                     resume::tell(&mut changes, &mut task, &resumed, &mut texts);
+                    if let Some(group) = lost.get(&task.state.key) {
+                        resume::tell_of_lost(&mut changes, &mut task, *group, &mut texts);
+                    }
                     decide(&mut changes, &mut task)?;
                 }
                 Move::OutOfDecides => {
@@ -170,6 +231,22 @@ impl Dispatcher {
     }
 }
 
+/// The pause after so many failed attempts.
+fn backoff(attempts: i32) -> Duration {
+    Duration::from_millis(250 << attempts.clamp(0, 8))
+}
+
+/// What the pauses of so many failed attempts come to.
+fn waited(attempts: i32) -> Duration {
+    (0..attempts).map(backoff).sum()
+}
+
+/// A task that rests does so for a group. When it is to decide and there is none, the group can not be found.
+fn has_lost_its_group(status: TaskStatus, next: &Move) -> bool {
+    let tells_nothing = matches!(next, Move::Decide { resumed } if resumed.is_empty());
+    status == TaskStatus::WaitingForInput && tells_nothing
+}
+
 fn park(changes: &mut Changes, task: &mut TaskChange) -> Result<(), store::Error> {
     let before = task.state.status;
     task.state.status = before.next(On::Park)?;
@@ -182,7 +259,7 @@ fn park(changes: &mut Changes, task: &mut TaskChange) -> Result<(), store::Error
 fn decide(changes: &mut Changes, task: &mut TaskChange) -> Result<(), store::Error> {
     let before = task.state.status;
     task.state.status = before.next(On::Decide)?;
-    if before == crate::domain::task::TaskStatus::WaitingForInput {
+    if before == TaskStatus::WaitingForInput {
         task.add_item(changes, Draft::status(task.state.status));
     }
     task.state.turn += 1;
@@ -196,4 +273,39 @@ fn decide(changes: &mut Changes, task: &mut TaskChange) -> Result<(), store::Err
         held_by: None,
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // W-17
+    #[test]
+    fn a_resume_is_tried_for_the_window_and_then_made_with_what_there_is() {
+        for (window_secs, attempts_max, attempts, told_after_ms) in [
+            (15, 10, 6, 15_000),
+            (1, 10, 3, 1_000),
+            (600, 10, 9, 127_750),
+            (600, 1, 0, 0),
+        ] {
+            let dispatcher = Dispatcher {
+                batch: 1,
+                attempts_max,
+                resume_window: Duration::from_secs(window_secs),
+                summary: SummaryLimits {
+                    child_chars: 1,
+                    total_chars: 1,
+                },
+            };
+            let first = (0..)
+                .find(|n| dispatcher.telling(*n) == Telling::AtLast)
+                .unwrap();
+            let after: Duration = (0..first).map(|n| dispatcher.delay(n)).sum();
+            assert_eq!(
+                (first, after.as_millis()),
+                (attempts, told_after_ms),
+                "{window_secs} s, {attempts_max} attempts"
+            );
+        }
+    }
 }

@@ -35,14 +35,9 @@ pub async fn match_signals(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progr
         let settlements: Vec<Settlement> = found
             .into_iter()
             .filter_map(|at| awaits.get(at?))
-            .map(|a| Settlement {
-                workspace: a.workspace,
-                group: a.group,
-                ordinal: a.ordinal,
-                to: AwaitStatus::Completed,
-            })
+            .map(|a| a.settled(AwaitStatus::Completed))
             .collect();
-        let closed = complete_awaits(&mut tx, &settlements).await?;
+        let closed = complete_awaits(&mut tx, &settlements).await?.closed;
         store::signals::settle(&mut tx, &verdicts).await?;
         tx.commit().await?;
         Ok((signals.len(), closed.len()))

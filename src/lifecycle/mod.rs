@@ -8,11 +8,11 @@
 //! wait. Every write repeats its guard even under a lock. A deadlock or a lost race rolls back and is tried again.
 
 pub mod agents;
-pub mod ask;
 pub mod checkpoint;
 pub mod claim;
 pub mod complete_awaits;
 pub mod delegate;
+pub mod delete;
 pub mod demo;
 pub mod dispatch;
 mod finish;
@@ -20,9 +20,13 @@ pub mod forget;
 pub mod match_signals;
 pub mod requeue;
 mod resume;
+pub mod revive;
+pub mod signal;
+pub mod skip;
 pub mod stop;
 pub mod submit;
 pub mod time_out;
+pub mod wait;
 
 use crate::{
     domain::{

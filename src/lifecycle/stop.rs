@@ -47,31 +47,7 @@ pub async fn stop(
         let Some(locked) = lock_tree(&mut tx, root, subtasks).await? else {
             return Ok(None);
         };
-        let mut changes = Changes::default();
-        let active: Vec<&TaskState> = locked
-            .values()
-            .filter(|t| !t.status.is_terminal())
-            .collect();
-        let keys: Vec<TaskKey> = active.iter().map(|t| t.key).collect();
-        let waits = store::awaits::pending_of_tasks(&mut tx, &keys, None).await?;
-        let waits: Vec<Settlement> = waits
-            .into_iter()
-            .map(|(_, a)| Settlement {
-                workspace: a.workspace,
-                group: a.group,
-                ordinal: a.ordinal,
-                to: AwaitStatus::Cancelled,
-            })
-            .collect();
-        cancel_awaits(&mut tx, &waits).await?;
-        store::steps::cancel_of_tasks(&mut tx, &keys).await?;
-        for state in active {
-            let mut task = TaskChange::of(state.clone());
-            task.state.stop_generation += 1;
-            finish::end(&mut changes, &mut task, finish::End::Stopped)?;
-            changes.tasks.push(task);
-        }
-        store::changes::apply(&mut tx, &changes).await?;
+        let changes = halt(&mut tx, locked.into_values()).await?;
         let left_alive = store::tasks::stoppable(&mut tx, root, subtasks)
             .await?
             .map_or(0, |t| t.len());
@@ -85,10 +61,43 @@ pub async fn stop(
         Ok(Some((receipt, changes)))
     })?;
     Ok(result.map(|(receipt, changes)| {
-        hub.tasks_stopped(changes.tasks.iter().map(|t| t.state.key.task));
-        announce(hub, &changes);
+        announce_stop(hub, &changes);
         receipt
     }))
+}
+
+/// Ends those of these locked tasks that are active, after their waits. Written, and returned for the announcement.
+pub(super) async fn halt(
+    conn: &mut PgConnection,
+    locked: impl IntoIterator<Item = TaskState>,
+) -> Result<Changes, store::Error> {
+    let active: Vec<TaskState> = locked
+        .into_iter()
+        .filter(|t| !t.status.is_terminal())
+        .collect();
+    let keys: Vec<TaskKey> = active.iter().map(|t| t.key).collect();
+    let waits = store::awaits::pending_of_tasks(conn, &keys, None).await?;
+    let waits: Vec<Settlement> = waits
+        .into_iter()
+        .map(|(_, a)| a.settled(AwaitStatus::Cancelled))
+        .collect();
+    cancel_awaits(conn, &waits).await?;
+    store::steps::cancel_of_tasks(conn, &keys).await?;
+    let mut changes = Changes::default();
+    for state in active {
+        let mut task = TaskChange::of(state);
+        task.state.stop_generation += 1;
+        finish::end(&mut changes, &mut task, finish::End::Stopped)?;
+        changes.tasks.push(task);
+    }
+    store::changes::apply(conn, &changes).await?;
+    Ok(changes)
+}
+
+/// Tells everybody, and the workers that hold steps of the stopped tasks; called after the commit.
+pub(super) fn announce_stop(hub: &Hub, changes: &Changes) {
+    hub.tasks_stopped(changes.tasks.iter().map(|t| t.state.key.task));
+    announce(hub, changes);
 }
 
 async fn lock_tree(

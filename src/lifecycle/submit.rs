@@ -318,15 +318,11 @@ impl<'a> Batch<'a> {
                     (_, Some(true)) => AwaitStatus::Skipped,
                     (_, _) => return None,
                 };
-                Some(Settlement {
-                    workspace: a.workspace,
-                    group: a.group,
-                    ordinal: a.ordinal,
-                    to,
-                })
+                Some(a.settled(to))
             })
             .collect();
-        Ok(!complete_awaits(conn, &settlements).await?.is_empty())
+        let settled = complete_awaits(conn, &settlements).await?;
+        Ok(!settled.closed.is_empty())
     }
 
     /// The rows to write. Messages to one task get consecutive places in arrival order (T-8).

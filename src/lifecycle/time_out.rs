@@ -8,7 +8,7 @@ use crate::{
         task_await::{AwaitStatus, SourceType},
     },
     runtime::{Hub, Progress, Work},
-    store::{self, awaits::Settlement},
+    store,
 };
 use sqlx::PgPool;
 
@@ -42,15 +42,10 @@ pub async fn time_out(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progress, 
         for d in &due {
             match judge(d.pending.source_type, d.child) {
                 Verdict::Postpone => alive.push(d.pending.clone()),
-                Verdict::Settle(to) => settlements.push(Settlement {
-                    workspace: d.pending.workspace,
-                    group: d.pending.group,
-                    ordinal: d.pending.ordinal,
-                    to,
-                }),
+                Verdict::Settle(to) => settlements.push(d.pending.settled(to)),
             }
         }
-        let closed = complete_awaits(&mut tx, &settlements).await?;
+        let closed = complete_awaits(&mut tx, &settlements).await?.closed;
         if !alive.is_empty() {
             store::awaits::postpone(&mut tx, &alive).await?;
         }

@@ -11,7 +11,7 @@ use crate::{
 use sqlx::PgPool;
 use std::{sync::Arc, time::Duration};
 
-/// How often due awaits and lost leases are looked for.
+/// How often due awaits, early signals and lost leases are looked for.
 const SWEEP_EVERY: Duration = Duration::from_millis(1000);
 /// How often what has outlived its use is removed.
 const CLEAN_EVERY: Duration = Duration::from_secs(600);
@@ -23,6 +23,7 @@ pub struct Orchestrator {
     poll: Duration,
     batch: u32,
     step_attempts_max: u32,
+    early_ttl_secs: u32,
 }
 
 impl Orchestrator {
@@ -31,6 +32,7 @@ impl Orchestrator {
         let dispatcher = Dispatcher {
             batch: own.batch,
             attempts_max: own.max_attempts,
+            resume_window: Duration::from_secs(own.resume_retry_window_seconds),
             summary: SummaryLimits {
                 child_chars: config.spawn_tasks.summary_child_chars,
                 total_chars: config.spawn_tasks.summary_total_chars,
@@ -43,6 +45,7 @@ impl Orchestrator {
             poll: Duration::from_millis(own.poll_interval_ms),
             batch: own.batch,
             step_attempts_max: config.worker.max_attempts,
+            early_ttl_secs: config.signals.early_ttl_seconds,
         }
     }
 
@@ -68,6 +71,8 @@ impl Orchestrator {
             ),
             run_loop("await_timeouts", stop.clone(), sweep, no_hint, || this
                 .time_out()),
+            run_loop("early_signals", stop.clone(), sweep, no_hint, || this
+                .match_early()),
             run_loop("reaper", stop.clone(), sweep, no_hint, || this.reap()),
             run_loop("cleaner", stop.clone(), CLEAN_EVERY, no_hint, || this
                 .clean()),
@@ -87,6 +92,16 @@ impl Orchestrator {
     /// The AwaitTimeoutProcessor: one batch of due awaits.
     pub async fn time_out(&self) -> Result<Progress, store::Error> {
         lifecycle::time_out::time_out(&self.pool, &self.hub, self.batch).await
+    }
+
+    /// External signals that came before their wait: matches one batch, and gives up one batch of those that are too old.
+    pub async fn match_early(&self) -> Result<Progress, store::Error> {
+        use lifecycle::signal::{forget_early, match_early};
+        let matched = match_early(&self.pool, &self.hub, self.batch).await?;
+        let given_up = forget_early(&self.pool, self.early_ttl_secs, self.batch).await?;
+        Ok(match (matched, given_up) {
+            (Progress::Idle, other) | (other, _) => other,
+        })
     }
 
     /// Takes back one batch of steps whose lease has run out.

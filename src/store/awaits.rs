@@ -5,8 +5,9 @@ use crate::domain::{
     delegation::{Outcome, Report},
     ids::{GroupId, StepId, TaskId, WorkspaceId},
     task::{Failure, TaskKey, TaskStatus},
-    task_await::{AwaitStatus, GroupStatus, SourceType, Strategy, Tally},
+    task_await::{AwaitStatus, GroupStatus, SourceType, Strategy, Tally, WaitFor, wait_text},
 };
+use serde_json::Value;
 use sqlx::{PgConnection, types::Json};
 
 #[derive(Clone, Debug)]
@@ -20,6 +21,132 @@ pub struct NewGroup {
     pub window_seconds: Option<i32>,
     /// What each await waits for, in order.
     pub correlation_keys: Vec<String>,
+}
+
+/// A group of one await for something else than a child.
+#[derive(Clone, Debug)]
+pub struct NewWait<'a> {
+    pub group: GroupId,
+    pub task: TaskKey,
+    pub step: StepId,
+    pub wait: &'a WaitFor,
+    pub correlation_key: &'a str,
+    /// SHA-256 of the token that may signal it without an account.
+    pub callback_hash: Option<[u8; 32]>,
+}
+
+/// Inserts a wait. Its due time is reckoned by the database's clock.
+pub async fn insert_wait(conn: &mut PgConnection, new: &NewWait<'_>) -> Result<(), Error> {
+    let (at, seconds) = match new.wait {
+        WaitFor::User { .. } => (None, None),
+        WaitFor::Time(time) => (Some(*time), None),
+        WaitFor::Seconds(seconds) => (None, Some(*seconds)),
+        WaitFor::Signal {
+            timeout_seconds, ..
+        } => (None, *timeout_seconds),
+    };
+    sqlx::query!(
+        r#"
+        with new_group as (
+            insert into await_groups (workspace_id, id, task_id, step_id, source_type, strategy, total, pending, about)
+            values ($1, $2, $3, $4, $5, 'all_required', 1, 1, $6)
+        )
+        insert into awaits (workspace_id, group_id, ordinal, source_type, correlation_key, callback_hash,
+            scheduled_resume_at)
+        values ($1, $2, 0, $5, $7, $8, coalesce($9, now() + make_interval(secs => $10)))
+        "#,
+        new.task.workspace.0,
+        new.group.0,
+        new.task.task.0,
+        new.step.0,
+        new.wait.source_type().as_str(),
+        new.wait.about(),
+        new.correlation_key,
+        new.callback_hash.as_ref().map(|h| h.as_slice()),
+        at,
+        seconds,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The external wait that a callback token is for, whether it is pending or over. The token's hash is all that there is to
+/// go by: it names the workspace.
+pub async fn by_callback_all_workspaces(
+    conn: &mut PgConnection,
+    hash: &[u8; 32],
+) -> Result<Option<PendingAwait>, Error> {
+    let row = sqlx::query!(
+        r#"
+        select a.workspace_id as "workspace: WorkspaceId", a.group_id as "group: GroupId", a.ordinal,
+            a.source_type as "source_type: SourceType", a.correlation_key
+        from awaits a
+        join workspaces w on w.id = a.workspace_id and w.deleted_at is null
+        where a.callback_hash = $1
+        "#,
+        hash.as_slice(),
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|r| PendingAwait {
+        workspace: r.workspace,
+        group: r.group,
+        ordinal: r.ordinal,
+        source_type: r.source_type,
+        correlation_key: r.correlation_key,
+    }))
+}
+
+/// Puts another token in the place of that of an external wait.
+pub async fn replace_callback(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    group: GroupId,
+    hash: &[u8; 32],
+) -> Result<(), Error> {
+    sqlx::query!(
+        r#"
+        update awaits set callback_hash = $3
+        where workspace_id = $1 and group_id = $2 and source_type = 'external' and callback_hash is not null
+        "#,
+        workspace.0,
+        group.0,
+        hash.as_slice(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What the closed groups that are not for children have to tell, in group order.
+pub async fn wait_outcomes(
+    conn: &mut PgConnection,
+    groups: &[(WorkspaceId, GroupId)],
+) -> Result<Vec<(GroupId, Option<String>)>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select a.group_id as "group: GroupId", a.source_type as "source_type: SourceType",
+            a.status as "status: AwaitStatus", g.about, a.payload
+        from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, id)
+        join await_groups g on g.workspace_id = c.workspace_id and g.id = c.id
+        join awaits a on a.workspace_id = g.workspace_id and a.group_id = g.id and a.source_type <> 'child_task'
+        "#,
+        &column(groups, |g| g.0.0),
+        &column(groups, |g| g.1.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| {
+            let about = r.about.unwrap_or_default();
+            (
+                r.group,
+                wait_text(r.source_type, r.status, &about, r.payload.as_ref()),
+            )
+        })
+        .collect())
 }
 
 /// Inserts a group and its awaits.
@@ -71,7 +198,8 @@ pub async fn group_of_step(
     .await?)
 }
 
-/// One await that something may have happened to. Read without a lock; settling it is a compare-and-set.
+/// One await that something may have happened to. Read without a lock, so it may have been settled since; settling it is a
+/// compare-and-set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingAwait {
     pub workspace: WorkspaceId,
@@ -79,6 +207,18 @@ pub struct PendingAwait {
     pub ordinal: i32,
     pub source_type: SourceType,
     pub correlation_key: String,
+}
+
+impl PendingAwait {
+    pub fn settled(&self, to: AwaitStatus) -> Settlement {
+        Settlement {
+            workspace: self.workspace,
+            group: self.group,
+            ordinal: self.ordinal,
+            to,
+            payload: None,
+        }
+    }
 }
 
 /// The pending awaits for these things, each of one workspace (W-7).
@@ -216,6 +356,8 @@ pub struct Settlement {
     pub group: GroupId,
     pub ordinal: i32,
     pub to: AwaitStatus,
+    /// What the signal brought.
+    pub payload: Option<Value>,
 }
 
 /// Settles awaits that are still pending; returns those that were (compare-and-set). Their groups must be locked.
@@ -226,9 +368,9 @@ pub async fn settle_if_pending(
     let rows = sqlx::query_scalar!(
         r#"
         update awaits a
-        set status = c.status, settled_at = now()
-        from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[]) with ordinality
-            as c (workspace_id, group_id, ordinal, status, n)
+        set status = c.status, settled_at = now(), payload = c.payload
+        from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[], $5::jsonb[]) with ordinality
+            as c (workspace_id, group_id, ordinal, status, payload, n)
         where a.workspace_id = c.workspace_id and a.group_id = c.group_id and a.ordinal = c.ordinal
             and a.status = 'pending'
         returning c.n as "n!"
@@ -237,6 +379,7 @@ pub async fn settle_if_pending(
         &column(settlements, |s| s.group.0),
         &column(settlements, |s| s.ordinal),
         &column(settlements, |s| s.to.as_str().to_owned()),
+        &column(settlements, |s| s.payload.as_ref()) as &[Option<&Value>],
     )
     .fetch_all(conn)
     .await?;
@@ -425,6 +568,59 @@ pub async fn reports(
                     deleted: r.deleted,
                 },
             )
+        })
+        .collect())
+}
+
+/// What can be told of a task's children without knowing which group they belong to: those that have ended, newest
+/// `limit` of them, in spawn order. Reads nothing of the waits.
+pub async fn reports_of_children(
+    conn: &mut PgConnection,
+    parent: TaskKey,
+    limit: i64,
+) -> Result<Vec<Report>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select t.id as "task: TaskId", t.title, coalesce(v.definition ->> 'name', '') as "agent_name!",
+            t.status as "status: TaskStatus", t.output, t.error as "error: Json<Failure>",
+            t.deleted_at is not null as "deleted!",
+            (extract(epoch from t.finished_at - t.created_at) * 1000)::bigint as "duration_ms",
+            coalesce(jsonb_array_length(v.definition -> 'tools'), 0) > 0 as "was_granted_tools!",
+            coalesce(s.decides, 0) as "decides!", coalesce(s.calls, 0) as "calls!", coalesce(s.tokens, 0) as "tokens!"
+        from tasks t
+        left join agent_versions v on v.workspace_id = t.agent_workspace_id and v.agent_id = t.agent_id
+            and v.version = t.agent_version
+        left join lateral (
+            select count(*) filter (where ordinal = 0) as decides, count(*) filter (where ordinal > 0) as calls,
+                sum(input_tokens + output_tokens)::bigint as tokens
+            from steps s where s.workspace_id = t.workspace_id and s.task_id = t.id
+        ) s on true
+        where t.workspace_id = $1 and t.parent_task_id = $2 and t.status in ('completed', 'failed', 'stopped')
+        order by t.id desc
+        limit $3
+        "#,
+        parent.workspace.0,
+        parent.task.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .rev()
+        .map(|r| Report {
+            task: r.task,
+            title: r.title,
+            agent_name: r.agent_name,
+            outcome: Outcome::Ended(r.status),
+            output: r.output,
+            failure: r.error.map(|e| e.0),
+            decide_steps: r.decides,
+            tool_calls: r.calls,
+            was_granted_tools: r.was_granted_tools,
+            duration_ms: r.duration_ms,
+            tokens: r.tokens,
+            deleted: r.deleted,
         })
         .collect())
 }

@@ -6,13 +6,18 @@ use crate::domain::{
     task::{self, TaskKey},
     task_await::{GroupStatus, SourceType},
 };
-use sqlx::PgConnection;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::{PgConnection, PgExecutor};
+use utoipa::ToSchema;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     pub id: i64,
     pub task: TaskKey,
     pub attempts: i32,
+    /// The group that has closed, if the event tells of one.
+    pub group: Option<GroupId>,
 }
 
 /// Locks at most `limit` events of all workspaces whose time has come, oldest first, skipping those that another
@@ -23,7 +28,8 @@ pub async fn lock_due_all_workspaces(
 ) -> Result<Vec<Event>, Error> {
     let rows = sqlx::query!(
         r#"
-        select workspace_id as "workspace_id: WorkspaceId", id, task_id as "task_id: TaskId", attempts
+        select workspace_id as "workspace_id: WorkspaceId", id, task_id as "task_id: TaskId", attempts,
+            group_id as "group: GroupId"
         from orchestrator_events
         where dead_at is null and not_before <= now()
         order by not_before, id
@@ -43,6 +49,7 @@ pub async fn lock_due_all_workspaces(
                 task: r.task_id,
             },
             attempts: r.attempts,
+            group: r.group,
         })
         .collect())
 }
@@ -71,6 +78,61 @@ pub async fn fail(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// An event that has been set aside.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct DeadEvent {
+    pub id: i64,
+    pub workspace_id: WorkspaceId,
+    pub task_id: TaskId,
+    /// `new_message`, `turn_committed` or `await_completed`.
+    #[schema(example = "await_completed")]
+    pub kind: String,
+    pub group_id: Option<GroupId>,
+    /// How often it was tried.
+    pub attempts: i32,
+    /// Why the last attempt failed.
+    pub error: Option<String>,
+    pub created_at: DateTime<Utc>,
+    pub dead_at: Option<DateTime<Utc>>,
+}
+
+/// Dead events of all workspaces, oldest first, after the one with the id `after`.
+pub async fn dead_all_workspaces(
+    db: impl PgExecutor<'_>,
+    after: i64,
+    limit: i64,
+) -> Result<Vec<DeadEvent>, Error> {
+    Ok(sqlx::query_as!(
+        DeadEvent,
+        r#"
+        select id, workspace_id as "workspace_id: WorkspaceId", task_id as "task_id: TaskId", kind,
+            group_id as "group_id: GroupId", attempts, error, created_at, dead_at
+        from orchestrator_events
+        where dead_at is not null and id > $1
+        order by id
+        limit $2
+        "#,
+        after,
+        limit,
+    )
+    .fetch_all(db)
+    .await?)
+}
+
+/// Puts a dead event back, due now and with no attempt counted. Returns whether there was one.
+pub async fn revive_all_workspaces(conn: &mut PgConnection, id: i64) -> Result<bool, Error> {
+    let done = sqlx::query!(
+        r#"
+        update orchestrator_events set dead_at = null, attempts = 0, not_before = now()
+        where id = $1 and dead_at is not null
+        "#,
+        id,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() > 0)
 }
 
 /// Inserts events for tasks.

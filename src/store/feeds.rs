@@ -193,7 +193,7 @@ pub async fn child_counts(
     Ok(counts)
 }
 
-/// The statuses of these await groups.
+/// The statuses of these await groups. A wait that is not for children is one await, and its end says how it ended.
 pub async fn group_statuses(
     db: impl PgExecutor<'_>,
     workspace: WorkspaceId,
@@ -201,7 +201,11 @@ pub async fn group_statuses(
 ) -> Result<HashMap<GroupId, String>, Error> {
     let groups: Vec<Uuid> = groups.iter().map(|group| group.0).collect();
     let rows = sqlx::query!(
-        r#"select id as "id: GroupId", status from await_groups where workspace_id = $1 and id = any($2)"#,
+        r#"select g.id as "id: GroupId", coalesce(own.status, g.status) as "status!"
+        from await_groups g
+        left join awaits own on own.workspace_id = g.workspace_id and own.group_id = g.id and g.total = 1
+            and g.source_type <> 'child_task' and g.status <> 'open'
+        where g.workspace_id = $1 and g.id = any($2)"#,
         workspace.0,
         &groups
     )

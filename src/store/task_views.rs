@@ -60,7 +60,7 @@ pub struct TaskDetails {
     /// The newest `seq` of its feed.
     pub last_seq: i64,
     pub usage: UsageTotals,
-    /// What it waits for now, oldest first.
+    /// What it waits for, oldest first, and what has ended without the task having been told yet.
     pub waits: Vec<OpenWait>,
 }
 
@@ -91,13 +91,19 @@ impl UsageTotals {
     }
 }
 
-/// An open await group.
+/// An await group whose outcome its task has not been told.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct OpenWait {
     pub group_id: GroupId,
     /// `child_task`, `user_input`, `external` or `timer`.
     #[schema(example = "child_task")]
     pub source_type: String,
+    /// `open`, `completed` or `skipped`; for a wait that is not for children also `timed_out`.
+    #[schema(example = "open")]
+    pub status: String,
+    /// What it is for, if not for children: `{"question"}`, `{"key"}`, `{"until"}` or `{"seconds"}`.
+    #[schema(value_type = Option<Object>)]
+    pub about: Option<Value>,
     /// `all_required`, `any` or `quorum`.
     #[schema(example = "all_required")]
     pub strategy: String,
@@ -386,12 +392,14 @@ async fn open_waits(
     tasks: &[Uuid],
 ) -> Result<HashMap<TaskId, Vec<OpenWait>>, Error> {
     let rows = sqlx::query!(
-        r#"select g.task_id as "task_id: TaskId", g.id as "id: GroupId", g.source_type, g.strategy,
-            g.total, g.pending, g.completed, g.created_at,
+        r#"select g.task_id as "task_id: TaskId", g.id as "id: GroupId", g.source_type, g.strategy, g.about,
+            coalesce(own.status, g.status) as "status!", g.total, g.pending, g.completed, g.created_at,
             (select min(a.scheduled_resume_at) from awaits a
              where a.workspace_id = g.workspace_id and a.group_id = g.id and a.status = 'pending') as next_check_at
         from await_groups g
-        where g.workspace_id = $1 and g.task_id = any($2) and g.resumed_at is null and g.status = 'open'
+        left join awaits own on own.workspace_id = g.workspace_id and own.group_id = g.id and g.total = 1
+            and g.source_type <> 'child_task' and g.status <> 'open'
+        where g.workspace_id = $1 and g.task_id = any($2) and g.resumed_at is null
         order by g.created_at, g.id"#,
         workspace.0,
         tasks
@@ -403,6 +411,8 @@ async fn open_waits(
         waits.entry(row.task_id).or_default().push(OpenWait {
             group_id: row.id,
             source_type: row.source_type,
+            status: row.status,
+            about: row.about,
             strategy: row.strategy,
             total: row.total,
             pending: row.pending,

@@ -7,6 +7,7 @@ use crate::domain::{
 };
 use serde_json::Value;
 use sqlx::PgConnection;
+use std::collections::HashMap;
 use uuid::Uuid;
 
 pub(super) fn failure_json(state: &TaskState) -> Option<Value> {
@@ -341,4 +342,113 @@ pub async fn child_result(
         output: r.output,
         failure: r.error.map(|e| e.0),
     }))
+}
+
+/// Which of these tasks a living parent waits for, with that parent.
+pub async fn awaited_by(
+    conn: &mut PgConnection,
+    tasks: &[TaskKey],
+) -> Result<HashMap<TaskKey, TaskKey>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select t.workspace_id as "workspace: WorkspaceId", t.id as "id: TaskId", p.id as "parent: TaskId"
+        from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)
+        join tasks t on t.workspace_id = k.workspace_id and t.id = k.id
+            and t.status not in ('completed', 'failed', 'stopped')
+        join tasks p on p.workspace_id = t.workspace_id and p.id = t.parent_task_id
+            and p.status not in ('completed', 'failed', 'stopped')
+        join awaits a on a.workspace_id = t.workspace_id and a.source_type = 'child_task'
+            and a.correlation_key = t.id::text and a.status = 'pending'
+        "#,
+        &column(tasks, |k| k.workspace.0),
+        &column(tasks, |k| k.task.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    let key = |workspace, task| TaskKey { workspace, task };
+    Ok(rows
+        .into_iter()
+        .map(|r| (key(r.workspace, r.id), key(r.workspace, r.parent)))
+        .collect())
+}
+
+/// The tasks that a deletion is about: the root and, with `subtasks`, everything beneath it, without those that are
+/// deleted already.
+pub async fn undeleted(
+    conn: &mut PgConnection,
+    root: TaskKey,
+    subtasks: bool,
+) -> Result<Vec<TaskKey>, Error> {
+    let rows = sqlx::query_scalar!(
+        r#"
+        with recursive tree as (
+            select t.id, t.deleted_at from tasks t where t.workspace_id = $1 and t.id = $2
+            union all
+            select c.id, c.deleted_at from tree
+            join tasks c on c.workspace_id = $1 and c.parent_task_id = tree.id
+            where $3
+        )
+        select id as "id!: TaskId" from tree where deleted_at is null
+        "#,
+        root.workspace.0,
+        root.task.0,
+        subtasks,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|task| TaskKey {
+            workspace: root.workspace,
+            task,
+        })
+        .collect())
+}
+
+/// Marks the task, and with `subtasks` everything beneath it, as deleted. They must be locked. Returns those that were
+/// not so before.
+pub async fn soft_delete(
+    conn: &mut PgConnection,
+    root: TaskKey,
+    subtasks: bool,
+) -> Result<Vec<TaskId>, Error> {
+    Ok(sqlx::query_scalar!(
+        r#"
+        with recursive tree as (
+            select t.id from tasks t where t.workspace_id = $1 and t.id = $2
+            union all
+            select c.id from tree
+            join tasks c on c.workspace_id = $1 and c.parent_task_id = tree.id
+            where $3
+        )
+        update tasks t set deleted_at = now()
+        from tree
+        where t.workspace_id = $1 and t.id = tree.id and t.deleted_at is null
+        returning t.id as "id: TaskId"
+        "#,
+        root.workspace.0,
+        root.task.0,
+        subtasks,
+    )
+    .fetch_all(conn)
+    .await?)
+}
+
+/// How many descendants of the root are alive. Exact under the root's lock, which every delegation in its tree holds.
+pub async fn live_descendants(conn: &mut PgConnection, root: TaskKey) -> Result<i64, Error> {
+    Ok(sqlx::query_scalar!(
+        r#"
+        with recursive tree as (
+            select t.id, t.status from tasks t where t.workspace_id = $1 and t.parent_task_id = $2
+            union all
+            select c.id, c.status from tree
+            join tasks c on c.workspace_id = $1 and c.parent_task_id = tree.id
+        )
+        select count(*) as "live!" from tree where status not in ('completed', 'failed', 'stopped')
+        "#,
+        root.workspace.0,
+        root.task.0,
+    )
+    .fetch_one(conn)
+    .await?)
 }

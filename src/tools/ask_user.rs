@@ -1,6 +1,7 @@
 //! Asks the user a question; the task rests until the user writes.
 
 use super::{Tool, ToolOutcome, parse};
+use crate::domain::{decision::clean, task_await::WaitFor};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -34,6 +35,8 @@ pub(super) fn call(arguments: &str) -> Result<ToolOutcome, String> {
     let Args { question } = parse(NAME, arguments)?;
     match question.trim() {
         "" => Err("ask_user: `question` is empty. Ask something.".into()),
-        _ => Ok(ToolOutcome::Ask { question }),
+        _ => Ok(ToolOutcome::Wait(WaitFor::User {
+            question: clean(&question).into_owned(),
+        })),
     }
 }

@@ -4,8 +4,10 @@
 mod ask_user;
 mod delegate_tasks;
 mod get_subtask_result;
+mod wait_for_signal;
+mod wait_until;
 
-use crate::domain::{delegation::Plan, ids::TaskId};
+use crate::domain::{delegation::Plan, ids::TaskId, task_await::WaitFor};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -32,9 +34,8 @@ pub enum ToolOutcome {
     /// An error that the model is told, and can act on.
     TellModel(String),
     Delegate(Plan),
-    Ask {
-        question: String,
-    },
+    /// The task rests until this has happened.
+    Wait(WaitFor),
     ReadSubtask {
         task: TaskId,
         offset: usize,
@@ -47,6 +48,8 @@ pub fn catalogue() -> Vec<Tool> {
         delegate_tasks::tool(),
         ask_user::tool(),
         get_subtask_result::tool(),
+        wait_until::tool(),
+        wait_for_signal::tool(),
     ]
 }
 
@@ -59,6 +62,8 @@ pub fn call(name: &str, arguments: &str, granted: &[&str], context: &Context) ->
         delegate_tasks::NAME => delegate_tasks::call(arguments, context),
         ask_user::NAME => ask_user::call(arguments),
         get_subtask_result::NAME => get_subtask_result::call(arguments),
+        wait_until::NAME => wait_until::call(arguments),
+        wait_for_signal::NAME => wait_for_signal::call(arguments),
         _ => Err(unknown(name, granted)),
     };
     outcome.unwrap_or_else(ToolOutcome::TellModel)
@@ -177,9 +182,69 @@ mod tests {
                 r#"{"task_id": "0193a5b0-0000-7000-8000-000000000000", "offset": -1}"#,
                 "at `offset`",
             ),
+            ("wait_until", "{}", "either `time` or `seconds`"),
+            (
+                "wait_until",
+                r#"{"time": "2030-01-01T00:00:00Z", "seconds": 1}"#,
+                "either `time` or `seconds`",
+            ),
+            ("wait_until", r#"{"time": "tomorrow"}"#, "at `time`"),
+            (
+                "wait_until",
+                r#"{"time": "+12030-01-01T00:00:00Z"}"#,
+                "`time`",
+            ),
+            (
+                "wait_until",
+                r#"{"seconds": 0}"#,
+                "`seconds` must be above 0",
+            ),
+            ("wait_until", r#"{"seconds": 1e9}"#, "at most 34560000"),
+            ("wait_for_signal", r#"{"key": " "}"#, "`key` is empty"),
+            ("wait_for_signal", r#"{"key": "a\u0000b"}"#, "NUL"),
+            (
+                "wait_for_signal",
+                r#"{"timeout_minutes": -1}"#,
+                "`timeout_minutes` must be above 0",
+            ),
         ] {
             let text = told(name, arguments, &[name]);
             assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    // W-13, W-14
+    #[test]
+    fn waits_are_read_from_arguments() {
+        let time = "2030-01-01T00:00:00Z".parse().unwrap();
+        let signal = |key: Option<&str>, timeout_seconds| WaitFor::Signal {
+            key: key.map(str::to_owned),
+            timeout_seconds,
+        };
+        let question = "a\u{2400}b".to_owned();
+        for (name, arguments, expected) in [
+            (
+                "ask_user",
+                r#"{"question": "a\u0000b"}"#,
+                WaitFor::User { question },
+            ),
+            (
+                "wait_until",
+                r#"{"time": "2030-01-01T01:00:00+01:00"}"#,
+                WaitFor::Time(time),
+            ),
+            ("wait_until", r#"{"seconds": 1.5}"#, WaitFor::Seconds(1.5)),
+            ("wait_for_signal", "{}", signal(None, None)),
+            (
+                "wait_for_signal",
+                r#"{"key": " paid ", "timeout_minutes": 2}"#,
+                signal(Some("paid"), Some(120.0)),
+            ),
+        ] {
+            match call(name, arguments, &[name], &context()) {
+                ToolOutcome::Wait(wait) => assert_eq!(wait, expected, "{arguments}"),
+                other => panic!("{other:?}"),
+            }
         }
     }
 

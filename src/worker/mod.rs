@@ -37,6 +37,7 @@ struct Shared {
     checkpointer: Checkpointer,
     held: Arc<Held>,
     limits: delegation::Limits,
+    tree_size_max: u32,
     retry: retry::Limits,
     lease: Duration,
     result_chars: usize,
@@ -81,6 +82,7 @@ impl Worker {
                 default_timeout_minutes: spawn.default_timeout_minutes,
                 max_timeout_minutes: spawn.max_timeout_minutes,
             },
+            tree_size_max: spawn.max_tree_size,
             retry: retry::Limits {
                 attempts_max: config.llm.max_attempts,
                 base: Duration::from_millis(config.llm.retry_base_ms),

@@ -9,16 +9,18 @@ use crate::{
     domain::{
         decision::{Decision, ToolCall, clean},
         delegation::{Delegator, call_result},
-        ids::TaskId,
+        ids::{GroupId, TaskId},
         retry::next_delay,
         step::Claim,
         task::{Failure, TaskKey},
+        task_await::WaitFor,
         text::cut_chars,
     },
     lifecycle::{
         self,
         checkpoint::{Called, Commit, Committed, Decided, Outcome, as_call},
         delegate::Delegated,
+        wait::Waited,
     },
     llm::{ModelError, Retry},
     runtime::{Causes, Work},
@@ -286,18 +288,18 @@ async fn execute(
         match tools::call(&call.name, &call.arguments, &context.tools, &against) {
             ToolOutcome::TellModel(text) => Some(Executed::error(text)),
             ToolOutcome::Delegate(plan) => delegated(
-                lifecycle::delegate::delegate(&shared.pool, claim, &plan).await?,
+                lifecycle::delegate::delegate(&shared.pool, claim, &plan, shared.tree_size_max)
+                    .await?,
                 claim,
             ),
-            ToolOutcome::Ask { question } => {
-                let question = clean(&question);
-                lifecycle::ask::ask(&shared.pool, claim, &question)
-                    .await?
-                    .map(|group| {
-                        Executed::ok(
-                            json!({"status": "awaiting_user", "group_id": group}).to_string(),
-                        )
-                    })
+            ToolOutcome::Wait(wait) => {
+                match lifecycle::wait::wait(&shared.pool, &shared.hub, claim, &wait).await? {
+                    Waited::Registered { group, callback } => {
+                        Some(Executed::ok(awaiting(&wait, group, callback)))
+                    }
+                    Waited::Refused(reason) => Some(Executed::error(reason)),
+                    Waited::Stale => None,
+                }
             }
             ToolOutcome::ReadSubtask { task, offset } => {
                 let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;
@@ -329,6 +331,23 @@ fn delegated(delegated: Delegated, claim: &Claim) -> Option<Executed> {
         Delegated::Refused(refusal) => Some(Executed::error(refusal.to_string())),
         Delegated::Stale => None,
     }
+}
+
+/// The result of a call that waits.
+fn awaiting(wait: &WaitFor, group: GroupId, callback: Option<String>) -> String {
+    let result = match wait {
+        WaitFor::User { .. } => json!({"status": "awaiting_user", "group_id": group}),
+        WaitFor::Time(_) | WaitFor::Seconds(_) => {
+            json!({"status": "awaiting_time", "group_id": group})
+        }
+        WaitFor::Signal { key, .. } => json!({
+            "status": "awaiting_signal",
+            "group_id": group,
+            "key": key,
+            "callback_url": callback.map(|token| format!("/api/callbacks/{token}")),
+        }),
+    };
+    result.to_string()
 }
 
 /// A part of a child's output that fits into one tool result, with what stands around it and with every escape that

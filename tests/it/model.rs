@@ -245,7 +245,6 @@ impl Protocol {
         });
         let situation = Situation {
             status: p.status,
-            deleted: false,
             has_active_step: p.step != Step::None,
             groups: groups.into_iter().collect(),
             has_news: p.has_news,
@@ -546,7 +545,6 @@ impl Model for Protocol {
                 child.events -= 1;
                 let situation = Situation {
                     status: child.status,
-                    deleted: false,
                     has_active_step: child.status == TaskStatus::Running,
                     groups: vec![],
                     has_news: true,

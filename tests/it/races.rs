@@ -147,6 +147,7 @@ async fn two_dispatchers_resume_a_parent_once() {
         let dispatcher = Dispatcher {
             batch: 1,
             attempts_max: 10,
+            resume_window: std::time::Duration::from_secs(15),
             summary: SummaryLimits {
                 child_chars: 4000,
                 total_chars: 60_000,

@@ -1,0 +1,4 @@
+set local lock_timeout = '5s';
+
+-- Finds the wait that a callback token is for.
+create unique index if not exists awaits_callback_key on awaits (callback_hash) where callback_hash is not null;
