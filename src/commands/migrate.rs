@@ -9,13 +9,14 @@ use anyhow::Context;
 use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::postgres::{PgConnection, PgPool};
 use sqlx::{ConnectOptions, Connection};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// For one lock. The migrations set the same for themselves.
+/// For the lock that keeps other migrators out, which holds up nobody else. Each migration sets a shorter time for itself,
+/// since whoever needs the same table waits behind it.
 const LOCK_TIMEOUT: &str = "5s";
-/// How often a run that met a lock starts over, and the longest pause between: about three minutes in all.
-const TRIES: u32 = 20;
+/// How long a run that meets locks goes on trying, and the longest pause between.
+const PATIENCE: Duration = Duration::from_secs(180);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Where sqlx keeps its books.
 const BOOKS: &str = "_sqlx_migrations";
@@ -45,21 +46,40 @@ pub async fn run(config: &Config, json: bool) -> anyhow::Result<()> {
 
 /// Applies what is missing and returns its versions. Several processes may call it at once.
 pub async fn apply(pool: &PgPool) -> anyhow::Result<Vec<i64>> {
-    let before = pending(pool).await?;
+    apply_all(&migrator(), pool, PATIENCE).await
+}
+
+/// Applies what is missing of these migrations, and gives up when locks were in the way for so long.
+pub async fn apply_all(
+    migrator: &Migrator,
+    pool: &PgPool,
+    patience: Duration,
+) -> anyhow::Result<Vec<i64>> {
+    let missing = missing(migrator, pool).await?;
+    let begun = Instant::now();
     let mut tries = 1;
-    while let Err(err) = apply_once(pool).await {
-        if !met_a_lock(&err) || tries == TRIES {
+    while let Err(err) = apply_once(migrator, pool).await {
+        let Some(obstacle) = obstacle(&err) else {
             return Err(err).context("the schema cannot be brought up to date");
+        };
+        if begun.elapsed() >= patience {
+            return Err(err).with_context(|| {
+                format!(
+                    "the schema cannot be brought up to date: {obstacle} (pg_stat_activity shows it), and did so for {} \
+                     seconds; migrate again when it has ended. What was applied before stays, the rest is unchanged",
+                    begun.elapsed().as_secs()
+                )
+            });
         }
-        warn!("a migration waits for a lock that another session holds; trying again ({tries})");
-        let pause = PAUSE_MAX.min(Duration::from_millis(250) * tries);
+        warn!("{obstacle}; trying again ({tries})");
+        let pause = PAUSE_MAX.min(Duration::from_millis(500) * tries);
         tokio::time::sleep(pause).await;
         tries += 1;
     }
-    Ok(before)
+    Ok(missing)
 }
 
-async fn apply_once(pool: &PgPool) -> Result<(), MigrateError> {
+async fn apply_once(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateError> {
     // A connection of its own: sqlx's lock belongs to the session, and a failed run leaves it taken. A migration
     // that takes long is not a slow query to report with its whole text.
     let options = pool
@@ -69,13 +89,17 @@ async fn apply_once(pool: &PgPool) -> Result<(), MigrateError> {
         .options([("lock_timeout", LOCK_TIMEOUT)])
         .disable_statement_logging();
     let mut connection = options.connect().await?;
-    let outcome = migrator().run(&mut connection).await;
+    let outcome = migrator.run(&mut connection).await;
     let _ = connection.close().await;
     outcome
 }
 
 /// The versions that this program has and the database has not, in order.
 pub async fn pending(pool: &PgPool) -> anyhow::Result<Vec<i64>> {
+    missing(&migrator(), pool).await
+}
+
+async fn missing(migrator: &Migrator, pool: &PgPool) -> anyhow::Result<Vec<i64>> {
     let mut connection = pool
         .acquire()
         .await
@@ -83,7 +107,6 @@ pub async fn pending(pool: &PgPool) -> anyhow::Result<Vec<i64>> {
     let applied = applied(&mut connection)
         .await
         .context("the migrations cannot be listed")?;
-    let migrator = migrator();
     let up = migrator
         .iter()
         .filter(|migration| migration.migration_type.is_up_migration());
@@ -109,14 +132,18 @@ async fn applied(connection: &mut PgConnection) -> Result<Vec<i64>, MigrateError
     }
 }
 
-/// lock_not_available or deadlock_detected.
-fn met_a_lock(err: &MigrateError) -> bool {
-    let (MigrateError::Execute(err) | MigrateError::ExecuteMigration(err, _)) = err else {
-        return false;
+/// Who is in the way, if the error says so: lock_not_available or deadlock_detected.
+fn obstacle(err: &MigrateError) -> Option<String> {
+    let (cause, obstacle) = match err {
+        MigrateError::Execute(err) => (err, "another migrator is at work".to_owned()),
+        MigrateError::ExecuteMigration(err, version) => (
+            err,
+            format!("another session holds a lock that migration {version} needs"),
+        ),
+        _ => return None,
     };
-    err.as_database_error()
-        .and_then(|err| err.code())
-        .is_some_and(|code| code == "55P03" || code == "40P01")
+    let code = cause.as_database_error()?.code()?;
+    (code == "55P03" || code == "40P01").then_some(obstacle)
 }
 
 /// Makes the private database ready, which nobody else looks after. Elsewhere a missing migration stops the start: the

@@ -89,7 +89,7 @@ Examples:
   DATABASE_URL=postgres://u:p@db/reconvene reconvene migrate --json
 
 Safe to run while the service works, and in several places at once. A table that is locked is
-waited for a few seconds at a time, so that nobody queues up behind the migration.")]
+waited for a moment at a time, so that nobody queues up behind the migration.")]
 struct MigrateArgs {
     /// Print {"applied":[...],"up_to_date":true}
     #[arg(long)]

@@ -1,9 +1,5 @@
-//! The commands as an operator's script sees them: exit codes, standard output, messages (P-30, O-6).
+//! The commands as an operator's script sees them: exit codes, standard output, messages (P-30).
 
-use crate::support;
-use reconvene::commands::migrate;
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -210,54 +206,4 @@ fn doctor_tries_the_model() {
         "{text}"
     );
     assert!(!text.contains("hush"));
-}
-
-/// A database without any table.
-async fn empty_database() -> PgConnectOptions {
-    let options = support::fresh_database().await;
-    let name = format!("test_{}", uuid::Uuid::new_v4().simple());
-    let mut admin = options.connect().await.unwrap();
-    admin
-        .execute(AssertSqlSafe(format!("create database {name}")))
-        .await
-        .unwrap();
-    admin.close().await.unwrap();
-    options.database(&name)
-}
-
-async fn tables(pool: &PgPool) -> i64 {
-    sqlx::query_scalar("select count(*) from pg_tables where schemaname = 'public'")
-        .fetch_one(pool)
-        .await
-        .unwrap()
-}
-
-#[tokio::test]
-async fn migrations_go_up_down_and_up_again_whoever_runs_them() {
-    // O-6, on empty tables
-    let pool = PgPoolOptions::new()
-        .connect_with(empty_database().await)
-        .await
-        .unwrap();
-    assert!(!migrate::pending(&pool).await.unwrap().is_empty());
-    let (one, two) = tokio::join!(migrate::apply(&pool), migrate::apply(&pool));
-    assert_eq!(
-        (one.is_ok(), two.is_ok()),
-        (true, true),
-        "several may run them at once"
-    );
-    assert_eq!(migrate::pending(&pool).await.unwrap(), Vec::<i64>::new());
-    let full = tables(&pool).await;
-
-    migrate::migrator().undo(&pool, 0).await.unwrap();
-    assert_eq!(tables(&pool).await, 1, "only the books are left");
-    migrate::apply(&pool).await.unwrap();
-    assert_eq!(tables(&pool).await, full);
-
-    // A newer version was here: no reason not to start.
-    let insert =
-        "insert into _sqlx_migrations (version, description, success, checksum, execution_time)
-        values (99999999999999, 'of the future', true, '', 0)";
-    pool.execute(insert).await.unwrap();
-    assert!(migrate::apply(&pool).await.unwrap().is_empty());
 }

@@ -27,6 +27,7 @@ mod liveness;
 mod llm;
 mod main_job;
 mod messages;
+mod migrations;
 mod model;
 mod offline_demo;
 mod overload;
