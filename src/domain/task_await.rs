@@ -106,7 +106,7 @@ pub fn wait_text(
             let payload = payload.map_or_else(|| "nothing".to_owned(), Value::to_string);
             let shown = cut_chars(&payload, PAYLOAD_CHARS_MAX);
             let cut = match shown.len() < payload.len() {
-                true => format!("[cut: {} characters in all]\n", payload.chars().count()),
+                true => format!("[cut: {} characters in all]", payload.chars().count()),
                 false => String::new(),
             };
             format!(
@@ -114,6 +114,8 @@ pub fn wait_text(
                 named("key"),
                 quote(shown)
             )
+            .trim_end()
+            .to_owned()
         }
         (SourceType::External, AwaitStatus::TimedOut) => {
             format!("The signal{} did not come in time.", named("key"))

@@ -23,7 +23,7 @@ async fn untold(engine: &Engine, by_hand: &ByHand) -> Family {
 // W-17, W-19: a read error is tried again with growing pauses, and holds up no other task.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resume_that_can_not_be_read_is_tried_again() {
-    let engine = Engine::scripted_with(|_| {}).await;
+    let mut engine = Engine::scripted_with(|_| {}).await;
     let by_hand = ByHand::of(&engine);
     let family = untold(&engine, &by_hand).await;
     run(
@@ -35,8 +35,9 @@ async fn a_resume_that_can_not_be_read_is_tried_again() {
     let attempts = "select coalesce(max(attempts), 0)::bigint from orchestrator_events";
     by_hand
         .dispatch_until(
-            "it has been tried twice, and the other is done",
-            async || engine.count(attempts).await >= 2 && engine.status(other).await == Completed,
+            "it has been tried twice, and the other goes on",
+            async || engine.count(attempts).await >= 2
+                    && engine.status(other).await == WaitingForInput,
         )
         .await;
     assert_eq!(engine.status(family.parent).await, WaitingForInput);
@@ -60,6 +61,8 @@ async fn a_resume_that_can_not_be_read_is_tried_again() {
         "{told:?}"
     );
     by_hand.stop().await;
+    engine.resume();
+    engine.end(other).await;
     engine.close().await;
 }
 
