@@ -36,8 +36,9 @@ async fn a_resume_that_can_not_be_read_is_tried_again() {
     by_hand
         .dispatch_until(
             "it has been tried twice, and the other goes on",
-            async || engine.count(attempts).await >= 2
-                    && engine.status(other).await == WaitingForInput,
+            async || {
+                engine.count(attempts).await >= 2 && engine.status(other).await == WaitingForInput
+            },
         )
         .await;
     assert_eq!(engine.status(family.parent).await, WaitingForInput);

@@ -168,7 +168,7 @@ async fn a_spawn_and_a_stop_leave_no_orphan() {
         };
         let plan = plan(&serde_json::from_value(args).unwrap(), by, &limits).unwrap();
         let pool = engine.pool.clone();
-        let spawn = async move { lifecycle::delegate::delegate(&pool, &claim, &plan, 5_000).await };
+        let spawn = async move { lifecycle::delegate::delegate(&pool, &claim, &plan, 5000).await };
 
         let row = Hold::task(&engine.pool, parent).await;
         let (spawned, stopped) = if stop_first {

@@ -168,7 +168,8 @@ async fn a_signal_wakes_the_task_that_waits_for_it() {
         "{told:?}"
     );
     assert!(
-        told[0].contains("\n> {\"note\":\"a\\n> b\",\"amount\":12.5}") && !told[0].contains("yours"),
+        told[0].contains("\n> {\"note\":\"a\\n> b\",\"amount\":12.5}")
+            && !told[0].contains("yours"),
         "{told:?}"
     );
     settle_early(&engine).await;
