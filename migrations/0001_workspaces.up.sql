@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- A workspace is a tenant. Its id leads every key of every tenant table, so tables can be partitioned or distributed by it.
 create table workspaces (

@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 alter table agents drop constraint agents_published_fkey;
 drop table agent_versions;

@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- An agent is one group of versions: `id` is its agent_group_id. `draft` is what authors edit; tasks run published versions.
 create table agents (

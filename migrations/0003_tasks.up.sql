@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- One run of one agent on one conversation. Status is in no index, so that its updates stay on the row's page.
 create table tasks (

@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- Queued work. A turn is one decide step (ordinal 0) and the tool calls it asked for (ordinal 1 and up).
 -- The primary key is the natural one: a step that is delivered twice can not become two (H-14).

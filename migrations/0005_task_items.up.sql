@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- The feed of a task, append-only, in `seq` order without gaps. The model's history is made from the same rows.
 create table task_items (

@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- The waits of one call. The counters are written only under this row's lock, by the one function that settles awaits.
 create table await_groups (

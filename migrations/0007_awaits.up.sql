@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- A durable promise that a task waits for one thing.
 create table awaits (

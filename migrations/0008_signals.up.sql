@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- A fact that may complete an await. The first one wins; a second with the same dedup_key changes nothing (W-2).
 create table signals (

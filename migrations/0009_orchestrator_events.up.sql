@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- The orchestrator's inbox. A processed event is deleted in the transaction that acted on it.
 create table orchestrator_events (

@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 drop table decision_logs;
 drop table prompt_texts;

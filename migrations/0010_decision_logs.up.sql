@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- System prompts and tool lists repeat from step to step and from child to child: each text is kept once.
 create table prompt_texts (

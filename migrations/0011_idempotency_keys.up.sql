@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- The first answer of a call with an Idempotency-Key, kept 24 hours.
 create table idempotency_keys (

@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- Who is alive. Only a hint: a process that knows of no other one sends no notifications.
 create table processes (

@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- Model text on its way to watchers in other processes. Ephemeral by nature, hence unlogged: a crash may lose it.
 create unlogged table stream_chunks (

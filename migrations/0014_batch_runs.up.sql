@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- One source-mode enumeration. Outcomes are derived from tasks; no counter here can drift (S-30).
 create table batch_runs (

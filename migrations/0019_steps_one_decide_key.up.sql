@@ -1,4 +1,4 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 -- At most one decide step queued or running per task (T-10).
 create unique index if not exists steps_one_decide_key on steps (workspace_id, task_id)

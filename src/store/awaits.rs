@@ -231,9 +231,13 @@ pub async fn pending_for(
         select a.workspace_id as "workspace: WorkspaceId", a.group_id as "group: GroupId", a.ordinal,
             a.source_type as "source_type: SourceType", a.correlation_key
         from unnest($1::uuid[], $2::text[], $3::text[]) as c (workspace_id, source_type, key)
-        join awaits a on a.workspace_id = c.workspace_id and a.source_type = c.source_type
-            and a.correlation_key = c.key
-        where a.status = 'pending'
+        -- There is at most one (W-5). The limit makes the planner look for each, however few it thinks are pending.
+        cross join lateral (
+            select * from awaits a
+            where a.workspace_id = c.workspace_id and a.source_type = c.source_type and a.correlation_key = c.key
+                and a.status = 'pending'
+            limit 1
+        ) a
         "#,
         &column(things, |t| t.0.0),
         &column(things, |t| t.1.as_str().to_owned()),
@@ -267,7 +271,7 @@ pub async fn pending_of_tasks(
         join await_groups g on g.workspace_id = c.workspace_id and g.task_id = c.task_id
             and g.resumed_at is null and g.status = 'open'
         join awaits a on a.workspace_id = g.workspace_id and a.group_id = g.id
-        where a.status = 'pending' and ($3::text is null or a.source_type = $3)
+        where a.settled_at is null and ($3::text is null or a.source_type = $3)
         "#,
         &column(tasks, |k| k.workspace.0),
         &column(tasks, |k| k.task.0),
@@ -372,7 +376,7 @@ pub async fn settle_if_pending(
         from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[], $5::jsonb[]) with ordinality
             as c (workspace_id, group_id, ordinal, status, payload, n)
         where a.workspace_id = c.workspace_id and a.group_id = c.group_id and a.ordinal = c.ordinal
-            and a.status = 'pending'
+            and a.settled_at is null
         returning c.n as "n!"
         "#,
         &column(settlements, |s| s.workspace.0),
@@ -414,7 +418,7 @@ pub async fn update_groups(
         ), left_over as (
             update awaits a set status = 'cancelled', settled_at = now()
             from unnest($6::uuid[], $7::uuid[]) as c (workspace_id, id)
-            where a.workspace_id = c.workspace_id and a.group_id = c.id and a.status = 'pending'
+            where a.workspace_id = c.workspace_id and a.group_id = c.id and a.settled_at is null
         )
         insert into orchestrator_events (workspace_id, task_id, kind, group_id)
         select c.workspace_id, c.task_id, $9, c.id
@@ -489,7 +493,7 @@ pub async fn postpone(conn: &mut PgConnection, awaits: &[PendingAwait]) -> Resul
         from unnest($1::uuid[], $2::uuid[], $3::integer[]) as c (workspace_id, group_id, ordinal)
         join await_groups g on g.workspace_id = c.workspace_id and g.id = c.group_id
         where a.workspace_id = c.workspace_id and a.group_id = c.group_id and a.ordinal = c.ordinal
-            and a.status = 'pending'
+            and a.settled_at is null
         "#,
         &column(awaits, |a| a.workspace.0),
         &column(awaits, |a| a.group.0),

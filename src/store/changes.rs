@@ -190,7 +190,7 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
                 as c (workspace_id, task_id, turn, ordinal, attempt, status, result, is_error, model,
                     input_tokens, output_tokens, cached_tokens, error)
             where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn and s.ordinal = c.ordinal
-                and s.attempt = c.attempt and s.status = 'running'
+                and s.attempt = c.attempt and s.lease_expires_at is not null
             returning 1
         ), new_steps as (
             insert into steps (workspace_id, task_id, turn, ordinal, id, kind, status, attempt, stop_generation, priority,

@@ -1,4 +1,8 @@
 //! All SQL. Rows go in and out as domain types; no rule is decided here, every write carries its guard.
+//!
+//! Statements that find rows by their keys guard them by their times (`settled_at is null`, `lease_expires_at is not
+//! null`), which the tables' constraints tie to the status. A condition on the status itself would admit the partial index
+//! of a queue, and a planner whose statistics are from a time when the queue was short reads all of it for each batch.
 
 pub mod agents;
 pub mod awaits;

@@ -55,7 +55,7 @@ pub async fn settle(conn: &mut PgConnection, signals: &[(&Signal, bool)]) -> Res
         set status = case when c.matched then 'matched' else 'no_match' end, settled_at = now()
         from unnest($1::uuid[], $2::text[], $3::text[], $4::boolean[]) as c (workspace_id, source_type, key, matched)
         where s.workspace_id = c.workspace_id and s.source_type = c.source_type and s.dedup_key = c.key
-            and s.status = 'pending'
+            and s.settled_at is null
         "#,
         &column(signals, |s| s.0.workspace.0),
         &column(signals, |s| s.0.source_type.as_str().to_owned()),

@@ -28,7 +28,7 @@ pub async fn claim_all_workspaces(
     let rows = sqlx::query!(
         r#"
         with due as (
-            select workspace_id, task_id, turn, ordinal from steps
+            select workspace_id, task_id, turn, ordinal, status from steps
             where status = 'queued' and run_at <= now()
             order by run_at
             limit $3
@@ -39,7 +39,7 @@ pub async fn claim_all_workspaces(
             lease_expires_at = now() + make_interval(secs => $2)
         from due
         where s.workspace_id = due.workspace_id and s.task_id = due.task_id and s.turn = due.turn
-            and s.ordinal = due.ordinal and s.status = 'queued'
+            and s.ordinal = due.ordinal and s.status = due.status
         returning s.workspace_id as "workspace_id: WorkspaceId", s.task_id as "task_id: TaskId", s.turn, s.ordinal,
             s.id as "id: StepId", s.attempt, s.model_attempts, s.stop_generation, s.call_id, s.tool, s.arguments
         "#,
@@ -92,7 +92,7 @@ pub async fn renew(
                 as c (workspace_id, task_id, turn, ordinal, attempt)
             join steps s on s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
                 and s.ordinal = c.ordinal and s.attempt = c.attempt
-            where s.status = 'running'
+            where s.lease_expires_at is not null
             for no key update of s skip locked
         )
         update steps s set lease_expires_at = now() + make_interval(secs => $6)
@@ -242,7 +242,7 @@ pub async fn give_back(
                 $8::integer[])
             as c (workspace_id, task_id, turn, ordinal, attempt, delay_secs, lost, busy)
         where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn and s.ordinal = c.ordinal
-            and s.attempt = c.attempt and s.status = 'running'
+            and s.attempt = c.attempt and s.lease_expires_at is not null
         "#,
         &column(steps, |s| s.0.workspace.0),
         &column(steps, |s| s.0.task.0),
