@@ -12,6 +12,7 @@ mod api_stream;
 mod api_tasks;
 mod awaits;
 mod bus;
+mod chaos;
 mod commands;
 mod crashes;
 mod delegation;

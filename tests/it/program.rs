@@ -16,7 +16,7 @@ use std::{
     collections::BTreeMap,
     path::PathBuf,
     pin::Pin,
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -100,6 +100,11 @@ impl Program {
     pub fn signal(&self, signal: Signal) {
         let pid = self.child.id().expect("the process has not ended");
         kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Waits for its end, whenever that comes.
+    pub async fn exit(&mut self) -> ExitStatus {
+        self.child.wait().await.unwrap()
     }
 
     /// `kill -9`, and waits until it is gone.
@@ -390,10 +395,7 @@ impl Client {
             .await
             .unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
-        Events {
-            bytes: Box::pin(answer.bytes_stream()),
-            text: String::new(),
-        }
+        Events::of(answer)
     }
 }
 
@@ -412,6 +414,13 @@ pub struct Event {
 }
 
 impl Events {
+    pub fn of(answer: reqwest::Response) -> Self {
+        Self {
+            bytes: Box::pin(answer.bytes_stream()),
+            text: String::new(),
+        }
+    }
+
     /// The next event; `None` at the end of the stream, however it ends.
     pub async fn next(&mut self) -> Option<Event> {
         loop {

@@ -21,7 +21,7 @@ use axum::http::{HeaderMap, Response};
 use axum::routing::post;
 use futures::StreamExt;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -39,6 +39,7 @@ type Script = dyn Fn(&Recorded) -> Reply + Send + Sync;
 struct Shared {
     script: Mutex<Arc<Script>>,
     strict: Mutex<Option<usize>>,
+    is_forgetful: AtomicBool,
     requests: Mutex<Vec<Recorded>>,
     refusals: Mutex<Vec<String>>,
     arrived: watch::Sender<usize>,
@@ -52,6 +53,7 @@ impl StubLlm {
         let shared = Arc::new(Shared {
             script: Mutex::new(Arc::new(|_| Reply::text("ok"))),
             strict: Mutex::new(Some(8 * 1024 * 1024)),
+            is_forgetful: AtomicBool::new(false),
             requests: Mutex::default(),
             refusals: Mutex::default(),
             arrived: watch::Sender::new(0),
@@ -108,6 +110,11 @@ impl StubLlm {
         *self.shared.strict.lock().unwrap() = None;
     }
 
+    /// Counts requests from now on, but does not keep them.
+    pub fn forgetful(&self) {
+        self.shared.is_forgetful.store(true, Ordering::Relaxed);
+    }
+
     /// Refuses requests of more bytes, with the provider's context error.
     pub fn limit_bytes(&self, bytes_max: usize) {
         *self.shared.strict.lock().unwrap() = Some(bytes_max);
@@ -133,6 +140,11 @@ impl StubLlm {
             self.requests().len()
         );
         self.requests()
+    }
+
+    /// How many requests have come in all.
+    pub fn arrived(&self) -> usize {
+        *self.shared.arrived.borrow()
     }
 
     /// Waits until no reply is being held or sent.
@@ -537,7 +549,9 @@ async fn complete(
             headers,
             at: Instant::now(),
         };
-        requests.push(recorded.clone());
+        if !shared.is_forgetful.load(Ordering::Relaxed) {
+            requests.push(recorded.clone());
+        }
         recorded
     };
     let script = shared.script.lock().unwrap().clone();
