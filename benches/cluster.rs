@@ -6,8 +6,8 @@ use reconvene::{
     lifecycle::demo::{Demo, seed_demo},
     postgres::Embedded,
 };
-use sqlx::{PgPool, postgres::PgPoolOptions};
-use std::path::PathBuf;
+use sqlx::{Connection, PgConnection, PgPool, postgres::PgPoolOptions};
+use std::{path::PathBuf, time::Duration};
 
 pub struct Cluster {
     pub data_dir: PathBuf,
@@ -64,6 +64,17 @@ impl Cluster {
                 .fetch_all(&self.pool)
                 .await?;
         Ok(pids.into_iter().map(|pid| pid as u32).collect())
+    }
+
+    /// Does what earlier loads have left to do, so that it is not taken for rest.
+    pub async fn tidy(&self) -> anyhow::Result<()> {
+        let mut conn = PgConnection::connect_with(&self.embedded.options()).await?;
+        for sql in ["vacuum analyze", "checkpoint"] {
+            sqlx::raw_sql(sql).execute(&mut conn).await?;
+        }
+        conn.close().await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        Ok(())
     }
 
     /// Stops the server and, unless it is to be kept, removes the folder.

@@ -19,7 +19,7 @@ use clap::Parser;
 use cluster::Cluster;
 use floor::Floor;
 use report::{Report, Samples, Target::*};
-use service::{Service, Settings};
+use service::{Client, Service, Settings};
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
@@ -42,7 +42,7 @@ Workloads:
   W4       5,000 stored one-step tasks, drained by one process
   W5       10,000 waiting parents: CPU and memory at rest
   W6       POST /api/chat/message from 32 connections
-W2 and W4 need W1, W6 needs pgbench: they run too."
+W6 needs pgbench, which runs too."
 )]
 struct Args {
     /// Only these workloads
@@ -80,7 +80,6 @@ impl Args {
             self.workloads.is_empty() || self.workloads.iter().any(|w| w.eq_ignore_ascii_case(name))
         };
         match workload {
-            "W1" => asked("W1") || asked("W2") || asked("W4"),
             "pgbench" => asked("pgbench") || asked("W6"),
             _ => asked(workload),
         }
@@ -137,14 +136,13 @@ async fn measure(args: &Args, cluster: &Cluster, report: &mut Report) -> anyhow:
         true => run_pgbench(args, cluster, report).await?,
         false => f64::NAN,
     };
-    let mut rate = f64::NAN;
     if ["W1", "W2", "W6"].iter().any(|w| args.runs(w)) {
         let service = Service::start(cluster, &Settings::default()).await?;
         if args.runs("W1") {
-            rate = run_w1(args, cluster, &service, report, inserts_32).await?;
+            run_w1(args, cluster, &service, report, inserts_32).await?;
         }
         if args.runs("W2") {
-            run_w2(args, cluster, &service, report, rate).await?;
+            run_w2(args, cluster, &service, report).await?;
         }
         if args.runs("W6") {
             run_w6(args, cluster, &service, report, inserts_32).await?;
@@ -155,7 +153,7 @@ async fn measure(args: &Args, cluster: &Cluster, report: &mut Report) -> anyhow:
         run_over_http(args, cluster, report).await?;
     }
     if args.runs("W4") {
-        run_w4(args, cluster, report, rate).await?;
+        run_w4(args, cluster, report).await?;
     }
     if args.runs("W5") {
         run_w5(args, cluster, report).await?;
@@ -174,14 +172,13 @@ async fn run_pgbench(args: &Args, cluster: &Cluster, report: &mut Report) -> any
     Ok(last)
 }
 
-/// Returns children per second with 1,000 children.
 async fn run_w1(
     args: &Args,
     cluster: &Cluster,
     service: &Service,
     report: &mut Report,
     inserts_32: f64,
-) -> anyhow::Result<f64> {
+) -> anyhow::Result<()> {
     let mut floor = Floor::new(&cluster.embedded.options()).await?;
     let mut client = service.connect().await?;
     load::delegation(cluster, &mut client, 250).await?;
@@ -270,7 +267,7 @@ async fn run_w1(
         "x",
         AtMost(2.5),
     );
-    Ok(rate)
+    Ok(())
 }
 
 /// A floor run with the service held still.
@@ -300,23 +297,31 @@ async fn run_w2(
     cluster: &Cluster,
     service: &Service,
     report: &mut Report,
-    w1_rate: f64,
 ) -> anyhow::Result<()> {
-    let mut rates = vec![];
+    let mut client = service.connect().await?;
+    load::delegation(cluster, &mut client, 250).await?;
+    let (mut rates, mut ratios) = (vec![], vec![]);
     for _ in 0..args.size(5, 2) {
+        let w1 = w1_rate(cluster, &mut client).await?;
         load::until_idle(&cluster.pool).await?;
-        rates.push(load::delegations(cluster, service, 100, 10).await?);
+        let rate = load::delegations(cluster, service, 100, 10).await?;
+        rates.push(rate);
+        ratios.push(rate / w1);
     }
-    let rates = Samples::of(rates);
-    report.measured("W2", "100 parents x 10 children", &rates, "/s");
+    report.measured("W2", "100 parents x 10 children", &Samples::of(rates), "/s");
     report.judged(
         "W2",
         "rate against W1's",
-        rates.median() / w1_rate,
+        Samples::of(ratios).median(),
         "x",
         AtLeast(0.7),
     );
     Ok(())
+}
+
+/// Children per second of one W1 with 1,000 children, to compare something with at this moment.
+async fn w1_rate(cluster: &Cluster, client: &mut Client) -> anyhow::Result<f64> {
+    Ok(1_000_000.0 / load::delegation(cluster, client, 1000).await?.ms)
 }
 
 async fn run_w6(
@@ -388,14 +393,15 @@ async fn run_over_http(args: &Args, cluster: &Cluster, report: &mut Report) -> a
     service.stop().await
 }
 
-async fn run_w4(
-    args: &Args,
-    cluster: &Cluster,
-    report: &mut Report,
-    w1_rate: f64,
-) -> anyhow::Result<()> {
-    let (mut rates, mut posted) = (vec![], vec![]);
+async fn run_w4(args: &Args, cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
+    let (mut rates, mut posted, mut ratios) = (vec![], vec![], vec![]);
     for _ in 0..args.size(3, 1) {
+        let service = Service::start(cluster, &Settings::default()).await?;
+        let mut client = service.connect().await?;
+        load::delegation(cluster, &mut client, 250).await?;
+        let w1 = w1_rate(cluster, &mut client).await?;
+        load::until_idle(&cluster.pool).await?;
+        service.stop().await?;
         let api = Settings {
             roles: Some("api"),
             ..Settings::default()
@@ -410,21 +416,27 @@ async fn run_w4(
             ..Settings::default()
         };
         let service = Service::start(cluster, &rest).await?;
-        rates.push(load::drained(cluster, &tasks).await?);
+        let rate = load::drained(cluster, &tasks).await?;
+        rates.push(rate);
+        ratios.push(rate / w1);
         service.stop().await?;
     }
-    let rates = Samples::of(rates);
     report.measured(
         "W4",
         "posted to a process that is only api",
         &Samples::of(posted),
         "/s",
     );
-    report.measured("W4", "stored one-step tasks, one process", &rates, "/s");
+    report.measured(
+        "W4",
+        "stored one-step tasks, one process",
+        &Samples::of(rates),
+        "/s",
+    );
     report.judged(
         "W4",
         "rate against W1's",
-        rates.median() / w1_rate,
+        Samples::of(ratios).median(),
         "x",
         AtLeast(1.3),
     );
@@ -435,10 +447,10 @@ async fn run_w5(args: &Args, cluster: &Cluster, report: &mut Report) -> anyhow::
     let service = Service::start(cluster, &Settings::default()).await?;
     let postmaster = process::postmaster(&cluster.pool).await?;
     let window = args.seconds(20, 5);
+    cluster.tidy().await?;
     let before = at_rest(cluster, &service, postmaster, window).await?;
     load::store_waiting(cluster, 10_000).await?;
-    // What storing them has left to do is not rest.
-    tokio::time::sleep(args.seconds(5, 2)).await;
+    cluster.tidy().await?;
     let after = at_rest(cluster, &service, postmaster, window).await?;
     report.figure(
         "W5",

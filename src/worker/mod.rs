@@ -217,6 +217,8 @@ async fn run_step(
         }
     };
     let result = tokio::select! {
+        // Takes an answer that is there already: it may hold a claim that must be given back.
+        biased;
         result = work => result,
         () = lost.cancelled() => Ok(()),
     };

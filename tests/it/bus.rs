@@ -15,6 +15,7 @@ use reconvene::{
 };
 use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgListener};
 use std::{
+    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -288,5 +289,30 @@ async fn listeners_that_are_cut_off_come_back_and_look_for_what_they_missed() {
     took.sort_unstable();
     assert!(took[1] < Duration::from_secs(1), "{took:?}");
     engine.close().await;
+    stop(processes).await;
+}
+
+// O-3: who cuts the listener again and again costs it a few connections a second, not as many as it can make
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_that_is_cut_over_and_over_pauses_in_between() {
+    let engine = Engine::scripted_with(slow_polls).await;
+    let processes = start(&engine, &[]).await;
+    let mut cut = HashSet::new();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(2) {
+        let sql = "select pid from pg_stat_activity where datname = current_database()
+            and query = 'LISTEN \"reconvene\"' and pg_terminate_backend(pid)";
+        let ended: Vec<i32> = sqlx::query_scalar(sql)
+            .fetch_all(&engine.pool)
+            .await
+            .unwrap();
+        cut.extend(ended);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert!((2..=20).contains(&cut.len()), "{}", cut.len());
+    until("it listens again", async || {
+        engine.count(LISTENERS).await == 1
+    })
+    .await;
     stop(processes).await;
 }

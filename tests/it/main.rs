@@ -37,6 +37,7 @@ mod processes;
 mod program;
 mod races;
 mod resumes;
+mod shutdown;
 mod signals_api;
 mod stop;
 mod stop_races;
