@@ -1,3 +1,3 @@
-set local lock_timeout = '5s';
+set local lock_timeout = '500ms';
 
 drop index signals_early_idx;

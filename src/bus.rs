@@ -21,13 +21,15 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Hints that come within this time leave together.
 const GATHER: Duration = Duration::from_millis(4);
-/// The pause before a broken connection is made anew.
+/// The pause before a connection that could not be made, or soon broke, is made anew; less up to half of it.
 const RECONNECT_AFTER: Duration = Duration::from_millis(250);
+/// One that has lasted for less than this is not made anew at once: who cuts it may do so again and again.
+const STEADY: Duration = Duration::from_secs(5);
 /// For one try to make it anew: a pool would sleep through most of its usual 30 s.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How often a process says that it is alive, and renews its interest in the tasks it watches.
@@ -117,20 +119,25 @@ impl Bus {
         // A lost connection shows at once instead of when a new one is there.
         listener.eager_reconnect(false);
         listener.listen(sql::CHANNEL).await?;
+        let begun = Instant::now();
         self.is_listening.store(true, Ordering::Relaxed);
+        let result = self.hear(&mut listener).await;
+        self.is_listening.store(false, Ordering::Relaxed);
+        result.map(|()| match begun.elapsed() < STEADY {
+            true => Progress::Idle,
+            false => Progress::Did(1),
+        })
+    }
+
+    /// Takes what comes, until the connection is lost and with it whatever is sent meanwhile.
+    async fn hear(&self, listener: &mut PgListener) -> Result<(), store::Error> {
         self.beat().await?;
         self.hub.announce_hello();
         self.look_everywhere();
-        let result = loop {
-            match listener.try_recv().await {
-                Ok(Some(notification)) => self.receive(notification.payload()).await,
-                // The connection was lost, and with it whatever was sent meanwhile.
-                Ok(None) => break Ok(Progress::Did(1)),
-                Err(error) => break Err(error.into()),
-            }
-        };
-        self.is_listening.store(false, Ordering::Relaxed);
-        result
+        while let Some(notification) = listener.try_recv().await? {
+            self.receive(notification.payload()).await;
+        }
+        Ok(())
     }
 
     fn look_everywhere(&self) {

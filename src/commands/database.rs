@@ -4,7 +4,7 @@ use crate::config::{Algorithm, Config};
 use crate::postgres::{Embedded, PostgresError};
 use secrecy::ExposeSecret;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, Executor};
+use sqlx::{ConnectOptions, Connection};
 use std::time::Duration;
 
 /// An open database. `embedded` if it is the private one, which must then be closed after the pool.
@@ -68,6 +68,10 @@ pub enum DatabaseError {
 /// A connection that has been idle for longer is tested before it is used: the server may have restarted meanwhile.
 const IDLE_UNTESTED: Duration = Duration::from_millis(500);
 
+/// The statements that move tasks find their rows by key whatever the arguments are: a plan made for each execution is
+/// the same plan again, at several times the cost of the execution.
+const GENERIC_PLANS: (&str, &str) = ("plan_cache_mode", "force_generic_plan");
+
 /// Connects once, so that a wrong address or password shows now and with its reason, then hands out a pool.
 pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
     let settings = &config.database;
@@ -100,16 +104,7 @@ pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
                 Ok(true)
             })
         })
-        .after_connect(|connection, _| {
-            // The statements that move tasks find their rows by key whatever the arguments are: a plan made for each
-            // execution is the same plan again, at several times the cost of the execution.
-            Box::pin(async move {
-                let generic = "set plan_cache_mode = force_generic_plan";
-                connection.execute(generic).await?;
-                Ok(())
-            })
-        })
-        .connect_lazy_with(options);
+        .connect_lazy_with(options.options([GENERIC_PLANS]));
     Ok(Database { pool, embedded })
 }
 

@@ -169,7 +169,7 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
                 turn = c.turn, decides_left = c.decides_left, output = c.output, error = c.error,
                 started_at = case when c.status = 'running' then coalesce(t.started_at, now()) else t.started_at end,
                 finished_at = case when c.status in ('completed', 'failed', 'stopped')
-                    then coalesce(t.finished_at, clock_timestamp()) end
+                    then coalesce(t.finished_at, now()) end
             from unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[], $6::bigint[], $7::bigint[],
                     $8::integer[], $9::integer[], $10::text[], $11::jsonb[], $12::bigint[])
                 as c (workspace_id, id, status, stop_generation, last_seq, news_seq, seen_seq,
@@ -182,7 +182,7 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
                 $19::bigint[], $20::text[], $21::jsonb[])
         ), ended_steps as (
             update steps s
-            set status = c.status, lease_expires_at = null, finished_at = clock_timestamp(), result = c.result, is_error = c.is_error,
+            set status = c.status, lease_expires_at = null, finished_at = now(), result = c.result, is_error = c.is_error,
                 model = c.model, input_tokens = c.input_tokens, output_tokens = c.output_tokens,
                 cached_tokens = c.cached_tokens, error = c.error
             from unnest($22::uuid[], $23::uuid[], $24::integer[], $25::integer[], $26::integer[], $27::text[], $28::text[],

@@ -126,7 +126,7 @@ pub async fn insert_settled(
     Ok(done.rows_affected() == 1)
 }
 
-/// The state of an external signal that has been stored.
+/// The state of an external signal that has been stored. Waits for a matcher that has it in hand.
 pub async fn external_status(
     conn: &mut PgConnection,
     signal: &NewExternal,
@@ -135,6 +135,7 @@ pub async fn external_status(
         r#"
         select status from signals
         where workspace_id = $1 and source_type = 'external' and dedup_key = $2
+        for share
         "#,
         signal.workspace.0,
         signal.dedup_key,

@@ -36,6 +36,7 @@ struct Shared {
     loader: Loader,
     checkpointer: Checkpointer,
     held: Arc<Held>,
+    running: TaskTracker,
     limits: delegation::Limits,
     tree_size_max: u32,
     retry: retry::Limits,
@@ -50,7 +51,6 @@ pub struct Worker {
     /// Steps that are held, the ones whose result is being written among them: twice as many, so that the next ones are
     /// claimed meanwhile.
     held: Arc<Semaphore>,
-    running: TaskTracker,
     shutdown: Shutdown,
     lease_secs: u32,
     batch: u32,
@@ -76,6 +76,7 @@ impl Worker {
         let shared = Shared {
             loader: Loader::new(prompts, spawn.max_depth, config.tools.max_result_chars),
             held: Arc::default(),
+            running: TaskTracker::new(),
             limits: delegation::Limits {
                 max_depth: spawn.max_depth as i32,
                 max_children_per_call: spawn.max_children_per_call as usize,
@@ -99,7 +100,6 @@ impl Worker {
             shared: Arc::new(shared),
             slots: Arc::new(Semaphore::new(worker.concurrency as usize)),
             held: Arc::new(Semaphore::new(worker.concurrency as usize * 2)),
-            running: TaskTracker::new(),
             shutdown,
             lease_secs: worker.lease_seconds,
             batch: worker.batch,
@@ -128,8 +128,8 @@ impl Worker {
             || self.claim_and_start(),
         )
         .await;
-        self.running.close();
-        self.running.wait().await;
+        shared.running.close();
+        shared.running.wait().await;
         keeping.cancel();
         let _ = keeper.await;
     }
@@ -179,7 +179,7 @@ impl Worker {
             };
             let shared = shared.clone();
             let hard = self.shutdown.hard.clone();
-            self.running.spawn(async move {
+            self.shared.running.spawn(async move {
                 run_step(&shared, step, context, slot, &hard).await;
                 drop(held);
                 shared.hub.wake_local(Work::Steps);
@@ -190,7 +190,7 @@ impl Worker {
 }
 
 async fn run_step(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     step: Claimed,
     context: Option<Result<Context, crate::prompts::PromptError>>,
     slot: OwnedSemaphorePermit,
@@ -239,7 +239,7 @@ async fn run_step(
 }
 
 async fn fail(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     step: &Claimed,
     code: &str,
     message: &str,

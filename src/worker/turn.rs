@@ -38,13 +38,13 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 type Done = Result<(), Arc<store::Error>>;
 
 /// Runs the claimed step, and the calls of its turn that follow. `slot` is given back when nothing slow is left to do.
 pub async fn run(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     guard: &mut Guard,
     step: Claimed,
     context: Context,
@@ -69,8 +69,27 @@ pub async fn run(
 
 /// Commits a result, however long the database is away within a lease: an answer of a model is not thrown away for a
 /// moment's outage.
-pub async fn commit(shared: &Shared, commit: Commit) -> Result<Committed, Arc<store::Error>> {
-    patiently(shared, || shared.checkpointer.commit(commit.clone())).await
+pub async fn commit(shared: &Arc<Shared>, commit: Commit) -> Result<Committed, Arc<store::Error>> {
+    patiently(shared, || commit_whole(shared, commit.clone())).await
+}
+
+/// One attempt to commit, which is not broken off with its caller. If that goes away meanwhile (a hard stop), nobody holds
+/// the call that the commit has started: it is given back instead of waiting out its lease (O-4).
+async fn commit_whole(
+    shared: &Arc<Shared>,
+    commit: Commit,
+) -> Result<Committed, Arc<store::Error>> {
+    let (answer, answered) = oneshot::channel();
+    let its_shared = shared.clone();
+    shared.running.spawn(async move {
+        let Shared { pool, hub, .. } = &*its_shared;
+        let committed = its_shared.checkpointer.commit(commit).await;
+        if let Err(Ok(Committed::Done(Some(next)))) = answer.send(committed) {
+            let _ = lifecycle::requeue::give_back(pool, hub, &next, GiveBack::Shutdown).await;
+        }
+    });
+    let lost = || Err(Arc::new(store::Error::Db(sqlx::Error::WorkerCrashed)));
+    answered.await.unwrap_or_else(|_| lost())
 }
 
 /// Repeats `work` while the database can not be reached, for at most one lease; a claim that is lost meanwhile cancels
@@ -96,7 +115,7 @@ where
 
 /// Asks the model and commits its decision. `None`: there is nothing left to do here.
 async fn decide(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     guard: &mut Guard,
     step: &Claimed,
     prepared: &Prepared,
@@ -206,7 +225,7 @@ fn again(error: &ModelError, attempt: u32, shared: &Shared) -> Result<f64, Failu
 }
 
 async fn run_calls(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     guard: &mut Guard,
     context: &Context,
     calls: Vec<ToolCall>,

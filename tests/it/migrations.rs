@@ -520,7 +520,7 @@ async fn a_migration_that_gives_up_changes_nothing_and_says_why() {
     assert!(began.elapsed() < Duration::from_secs(10));
     let text = format!("{error:#}");
     for words in [
-        "the schema cannot be brought up to date: another session holds a lock that migration 29 needs",
+        "the schema cannot be brought up to date: another session holds a lock that migration 31 needs",
         "pg_stat_activity",
         "migrate again",
         "lock timeout",
