@@ -2,7 +2,7 @@
 # The sources compile without a database: .sqlx/ holds what the SQL macros need (.ci/sqlx-data renews it).
 export SQLX_OFFLINE := true
 
-.PHONY: run test model-check bench lint fmt
+.PHONY: run test model-check chaos bench lint fmt
 
 # A debug build: to the first answer of a fresh clone it takes about half the time of a release build.
 run:
@@ -19,6 +19,12 @@ test:
 model-check:
 	@.ci/install test
 	RECONVENE_MODEL_DEEP=1 cargo nextest run --locked --no-capture -E 'test(/^model::/)'
+
+# Ten minutes of killed processes, a killed database and cut connections, then rest, and nothing may be lost or twice.
+# RECONVENE_CHAOS_SECONDS is another time, RECONVENE_CHAOS_SEED repeats a run.
+chaos:
+	@.ci/install test
+	RECONVENE_CHAOS_SECONDS=$${RECONVENE_CHAOS_SECONDS:-600} cargo nextest run --locked --no-capture -E 'test(/^chaos::/)'
 
 bench:
 	@.ci/install run
