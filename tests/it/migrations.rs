@@ -137,7 +137,7 @@ fn every_migration_keeps_the_rules() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         let sql = fs::read_to_string(&path).unwrap();
-        let version: i64 = name.split('_').next().unwrap().parse().unwrap();
+        let _: i64 = name.split('_').next().unwrap().parse().unwrap();
         let all = statements(&sql);
         let (first, rest) = all.split_first().unwrap();
 
