@@ -103,7 +103,7 @@ impl Checkpointer {
 
     /// Commits one result. `Stale` is a normal answer.
     pub async fn commit(&self, commit: Commit) -> Result<Committed, Arc<store::Error>> {
-        let lost = || Err(Arc::new(store::Error::Db(sqlx::Error::WorkerCrashed)));
+        let lost = || Err(store::Error::writer_lost());
         self.batcher.submit(commit).await.unwrap_or_else(lost)
     }
 }

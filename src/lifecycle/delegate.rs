@@ -4,7 +4,7 @@
 //! transaction has committed. So a child can not end before its await exists, and a call that runs again after a crash
 //! finds either nothing or everything, and starts nothing twice (D-26).
 
-use super::{Draft, TaskChange, lock_claimed};
+use super::{Draft, TaskChange, lock_claimed_below};
 use crate::{
     domain::{
         delegation::{Mode, Plan, Refusal, Started, check_targets, check_tree_size},
@@ -56,8 +56,7 @@ pub async fn delegate(
             ..key
         };
         // Whoever adds to a tree holds its root, so that two calls count one after the other.
-        store::tasks::lock(&mut tx, &[root, key]).await?;
-        let Some(parent) = lock_claimed(&mut tx, claim).await? else {
+        let Some(parent) = lock_claimed_below(&mut tx, claim, root).await? else {
             return Ok(Delegated::Stale);
         };
         if let Some(made) = made_before(&mut tx, claim).await? {

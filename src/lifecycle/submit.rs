@@ -88,7 +88,7 @@ impl Submitter {
 
     /// Stores one message. When it returns, the message is committed.
     pub async fn submit(&self, message: NewMessage) -> Result<Submitted, SubmitError> {
-        let lost = || Err(Arc::new(store::Error::Db(sqlx::Error::WorkerCrashed)).into());
+        let lost = || Err(store::Error::writer_lost().into());
         self.batcher.submit(message).await.unwrap_or_else(lost)
     }
 }

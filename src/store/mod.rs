@@ -44,6 +44,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// The task that writes for many callers has died: nothing is known of what was handed to it.
+    pub fn writer_lost() -> std::sync::Arc<Self> {
+        std::sync::Arc::new(Self::Db(sqlx::Error::WorkerCrashed))
+    }
+
     /// The database can not be reached now: the caller may try again later.
     pub fn is_unavailable(&self) -> bool {
         match self {

@@ -11,14 +11,20 @@ use crate::{
     store::{changes::ItemKind, items::HistoryItem},
 };
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::HashMap;
 
 const INTERRUPTED: &str =
     "This call was interrupted: it has no result, and whether it had an effect is unknown.";
 
-#[derive(Deserialize)]
-struct Calls {
-    calls: Vec<ToolCall>,
+/// The calls of an assistant message, from its item's data. `None` where the data is not of this form; a message
+/// without calls has no data.
+pub fn calls_of(data: &Value) -> Option<Vec<ToolCall>> {
+    #[derive(Deserialize)]
+    struct Calls {
+        calls: Vec<ToolCall>,
+    }
+    Calls::deserialize(data).ok().map(|c| c.calls)
 }
 
 #[derive(Deserialize)]
@@ -58,11 +64,7 @@ pub fn history(items: &[HistoryItem], result_chars: usize) -> (Vec<Message>, i64
             messages.push(Message::User(item.text.clone()));
             continue;
         }
-        let calls = item
-            .data
-            .as_ref()
-            .and_then(|d| Calls::deserialize(d).ok())
-            .map_or(vec![], |c| c.calls);
+        let calls = item.data.as_ref().and_then(calls_of).unwrap_or_default();
         messages.push(Message::Assistant {
             text: item.text.clone(),
             calls: calls.clone(),
@@ -103,7 +105,7 @@ mod tests {
         ids::{TaskId, WorkspaceId},
         task::TaskKey,
     };
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn item(seq: i64, kind: ItemKind, text: &str) -> HistoryItem {
         HistoryItem {

@@ -3,6 +3,7 @@
 use super::{
     Shared,
     context::{Context, Prepared},
+    history::calls_of,
     lease::Guard,
 };
 use crate::{
@@ -32,7 +33,6 @@ use crate::{
     tools::{self, ToolOutcome},
 };
 use futures::TryFutureExt;
-use serde::Deserialize;
 use serde_json::json;
 use std::{
     sync::Arc,
@@ -53,10 +53,10 @@ pub async fn run(
     match (&step.call, &context.request) {
         (None, Some(prepared)) => {
             let mut slot = Some(slot);
-            let Some(decision) = decide(shared, guard, &step, prepared, &mut slot).await? else {
+            let Some(calls) = decide(shared, guard, &step, prepared, &mut slot).await? else {
                 return Ok(());
             };
-            run_calls(shared, guard, &context, decision.calls, 1).await
+            run_calls(shared, guard, &context, calls, 1).await
         }
         // A call that another worker had started: the rest of the turn is this worker's now.
         (Some(call), _) => {
@@ -88,8 +88,9 @@ async fn commit_whole(
             let _ = lifecycle::requeue::give_back(pool, hub, &next, GiveBack::Shutdown).await;
         }
     });
-    let lost = || Err(Arc::new(store::Error::Db(sqlx::Error::WorkerCrashed)));
-    answered.await.unwrap_or_else(|_| lost())
+    answered
+        .await
+        .unwrap_or_else(|_| Err(store::Error::writer_lost()))
 }
 
 /// Repeats `work` while the database can not be reached, for at most one lease; a claim that is lost meanwhile cancels
@@ -113,14 +114,15 @@ where
     }
 }
 
-/// Asks the model and commits its decision. `None`: there is nothing left to do here.
+/// Asks the model and commits its decision. Returns the calls that it asks for, of which this worker now holds the first;
+/// `None`: there is nothing left to do here.
 async fn decide(
     shared: &Arc<Shared>,
     guard: &mut Guard,
     step: &Claimed,
     prepared: &Prepared,
     slot: &mut Option<OwnedSemaphorePermit>,
-) -> Result<Option<Decision>, Arc<store::Error>> {
+) -> Result<Option<Vec<ToolCall>>, Arc<store::Error>> {
     let claim = step.claim;
     let model = shared.models.name_for(&prepared.request.model);
     let begun = Instant::now();
@@ -167,11 +169,11 @@ async fn decide(
             }
         }
     };
-    let decision = match &outcome {
-        Outcome::Decided(decided) => Some(decided.decision.clone()),
-        Outcome::Called(_) | Outcome::Failed { .. } => None,
+    let calls = match &outcome {
+        Outcome::Decided(decided) => decided.decision.calls.clone(),
+        Outcome::Called(_) | Outcome::Failed { .. } => vec![],
     };
-    if decision.as_ref().is_none_or(|d| d.calls.is_empty()) {
+    if calls.is_empty() {
         // What is left is one write: another step may run meanwhile.
         *slot = None;
         shared.hub.wake_local(Work::Steps);
@@ -179,7 +181,7 @@ async fn decide(
     match commit(shared, Commit { claim, outcome }).await? {
         Committed::Done(Some(next)) => {
             guard.move_to(next);
-            Ok(decision)
+            Ok(Some(calls))
         }
         Committed::Done(None) | Committed::Stale => Ok(None),
     }
@@ -427,11 +429,6 @@ fn cut_result(text: &str) -> String {
     cut_chars(text, STORED_RESULT_CHARS).to_owned()
 }
 
-#[derive(Deserialize)]
-struct CallsData {
-    calls: Vec<ToolCall>,
-}
-
 /// The calls of the turn that a claimed call belongs to.
 async fn load_calls(
     shared: &Shared,
@@ -441,10 +438,7 @@ async fn load_calls(
     let key = guard.claim().key;
     let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;
     let data = store::items::calls_of_turn(&mut conn, key.task_key(), key.turn).await?;
-    let calls = data
-        .and_then(|d| CallsData::deserialize(d).ok())
-        .map(|d| d.calls);
-    calls.ok_or_else(|| {
+    data.as_ref().and_then(calls_of).ok_or_else(|| {
         let reason = format!(
             "turn {} of task {} has call {} but no message",
             key.turn, key.task, call.call_id
