@@ -67,6 +67,8 @@ impl Floor {
         let prompts: Vec<String> = (0..children).map(text::child_prompt).collect();
         let titles: Vec<String> = (0..children).map(text::item).collect();
         let answers: Vec<String> = (0..children).map(text::child_answer).collect();
+        // With plans from a time when the tables were empty, it would read them whole for each batch.
+        sqlx::raw_sql("analyze").execute(&mut self.conn).await?;
         let meter = Meter::start(pool).await?;
         let begun = Instant::now();
         for at in (0..children).step_by(BATCH) {
@@ -95,7 +97,7 @@ impl Floor {
         }
         for at in (0..children).step_by(BATCH) {
             let end = (at + BATCH).min(children);
-            self.settle(group, &keys[at..end]).await?;
+            self.settle(group, at, &keys[at..end]).await?;
         }
         let time = begun.elapsed();
         let used = meter.stop(pool).await?;
@@ -182,18 +184,19 @@ impl Floor {
         sqlx::query(
             "with due as (
                 select workspace_id, id from orchestrator_events where dead_at is null and not_before <= now()
-                order by not_before, id limit $2 for update skip locked
+                order by not_before, id limit $1 for update skip locked
             ), taken as (
-                delete from orchestrator_events e using due
-                where e.workspace_id = due.workspace_id and e.id = due.id returning e.task_id
+                delete from orchestrator_events e using due cross join lateral (
+                    select e.ctid from orchestrator_events e
+                    where e.workspace_id = due.workspace_id and e.id = due.id limit 1) row
+                where e.ctid = row.ctid returning e.workspace_id, e.task_id
             ), t as (
                 update tasks t set status = 'running', turn = 1, decides_left = decides_left - 1, started_at = now()
-                from taken where t.workspace_id = $1 and t.id = taken.task_id and t.status = 'pending'
+                from taken where t.workspace_id = taken.workspace_id and t.id = taken.task_id and t.status = 'pending'
             )
             insert into steps (workspace_id, task_id, turn, ordinal, id, kind, stop_generation)
-            select $1, task_id, 1, 0, ($3::uuid[])[row_number() over ()], 'decide_next_action', 0 from taken",
+            select workspace_id, task_id, 1, 0, ($2::uuid[])[row_number() over ()], 'decide_next_action', 0 from taken",
         )
-        .bind(self.workspace)
         .bind(BATCH as i64)
         .bind(steps)
         .execute(&mut self.conn)
@@ -229,30 +232,30 @@ impl Floor {
         let more: Vec<Uuid> = ids.iter().map(|_| Uuid::now_v7()).collect();
         sqlx::query(
             r#"with c as (
-                select * from unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[])
-                    as c (id, item, more, key, answer)
+                select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[])
+                    as c (workspace_id, id, item, more, key, answer)
             ), t as (
                 update tasks t set status = 'completed', last_seq = 3, seen_seq = 1, output = c.answer, finished_at = now()
-                from c where t.workspace_id = $1 and t.id = c.id and t.status = 'running'
+                from c where t.workspace_id = c.workspace_id and t.id = c.id and t.status = 'running'
             ), s as (
                 update steps s set status = 'completed', lease_expires_at = null, finished_at = now(),
                     model = 'offline-demo', input_tokens = 300, output_tokens = 50, cached_tokens = 0
-                from c where s.workspace_id = $1 and s.task_id = c.id and s.turn = 1 and s.ordinal = 0
-                    and s.status = 'running' and s.attempt = 1
+                from c where s.workspace_id = c.workspace_id and s.task_id = c.id and s.turn = 1 and s.ordinal = 0
+                    and s.lease_expires_at is not null and s.attempt = 1
             ), i as (
                 insert into task_items (workspace_id, task_id, seq, id, kind, turn, seen_seq, text, data)
-                select $1, id, 2, item, 'assistant_message', 1, 1, answer, null::jsonb from c
+                select workspace_id, id, 2, item, 'assistant_message', 1, 1, answer, null::jsonb from c
                 union all
-                select $1, id, 3, more, 'status', null, null, null, '{"status": "completed"}' from c
+                select workspace_id, id, 3, more, 'status', null, null, null, '{"status": "completed"}' from c
             ), l as (
                 insert into decision_logs (workspace_id, task_id, turn, prompt_hash, seen_seq, model, answer, latency_ms)
-                select $1, id, 1, '\x0102030405060708091011121314151601020304050607080910111213141516', 1, 'offline-demo',
+                select workspace_id, id, 1, '\x0102030405060708091011121314151601020304050607080910111213141516', 1, 'offline-demo',
                     '{"calls": [], "usage": {"input_tokens": 300, "output_tokens": 50, "cached_tokens": 0}}', 0 from c
             )
             insert into signals (workspace_id, source_type, dedup_key, correlation_key)
-            select $1, 'child_task', key, key from c"#,
+            select workspace_id, 'child_task', key, key from c"#,
         )
-        .bind(self.workspace)
+        .bind(vec![self.workspace; ids.len()])
         .bind(ids)
         .bind(items)
         .bind(more)
@@ -263,25 +266,31 @@ impl Floor {
         Ok(())
     }
 
-    async fn settle(&mut self, group: Uuid, keys: &[String]) -> anyhow::Result<()> {
+    async fn settle(&mut self, group: Uuid, from: usize, keys: &[String]) -> anyhow::Result<()> {
+        let ordinals: Vec<i32> = (from..from + keys.len()).map(|n| n as i32).collect();
         sqlx::query(
-            "with s as (
-                update signals s set status = 'matched', settled_at = now()
-                where workspace_id = $1 and source_type = 'child_task' and dedup_key = any($3) and status = 'pending'
+            "with c as (
+                select * from unnest($1::uuid[], $2::text[], $5::integer[]) as c (workspace_id, key, ordinal)
+            ), s as (
+                update signals s set status = 'matched', settled_at = now() from c
+                where s.workspace_id = c.workspace_id and s.source_type = 'child_task' and s.dedup_key = c.key
+                    and s.settled_at is null
             ), a as (
-                update awaits a set status = 'completed', settled_at = now()
-                where workspace_id = $1 and source_type = 'child_task' and correlation_key = any($3)
-                    and status = 'pending'
+                update awaits a set status = 'completed', settled_at = now() from c
+                where a.workspace_id = c.workspace_id and a.group_id = $4 and a.ordinal = c.ordinal
+                    and a.settled_at is null
                 returning 1
             )
             update await_groups set pending = pending - n, completed = completed + n,
                 status = case when pending = n then 'completed' else 'open' end,
                 closed_at = case when pending = n then now() end
-            from (select count(*)::integer as n from a) a where workspace_id = $1 and id = $2",
+            from (select count(*)::integer as n from a) a where workspace_id = $3 and id = $4",
         )
+        .bind(vec![self.workspace; keys.len()])
+        .bind(keys)
         .bind(self.workspace)
         .bind(group)
-        .bind(keys)
+        .bind(ordinals)
         .execute(&mut self.conn)
         .await?;
         Ok(())

@@ -125,7 +125,7 @@ impl Bus {
         self.is_listening.store(false, Ordering::Relaxed);
         result.map(|()| match begun.elapsed() < STEADY {
             true => Progress::Idle,
-            false => Progress::Did(1),
+            false => Progress::More(1),
         })
     }
 
@@ -141,7 +141,7 @@ impl Bus {
     }
 
     fn look_everywhere(&self) {
-        for work in [Work::Events, Work::Signals, Work::Steps] {
+        for work in Work::ALL {
             self.hub.wake_local(work);
         }
         for task in self.hub.watched() {
@@ -247,11 +247,7 @@ fn payloads(process: ProcessId, out: &Outgoing, chunks: &[(TaskId, i64)]) -> Vec
     let mut payloads: Vec<String> = out
         .work
         .iter()
-        .map(|work| match work {
-            Work::Events => format!("{process} events"),
-            Work::Signals => format!("{process} signals"),
-            Work::Steps => format!("{process} steps"),
-        })
+        .map(|work| format!("{process} {}", work.name()))
         .collect();
     if out.hello {
         payloads.push(format!("{process} hello"));
@@ -289,14 +285,11 @@ fn parse(payload: &str) -> Option<(ProcessId, Hint)> {
     };
     let hint = match kind {
         "hello" => Hint::Hello,
-        "events" => Hint::Work(Work::Events),
-        "signals" => Hint::Work(Work::Signals),
-        "steps" => Hint::Work(Work::Steps),
         "watched" => Hint::Watched(ids()?),
         "stopped" => Hint::Stopped(ids()?),
         "deltas" => Hint::Deltas(list?.split(',').map(chunk).collect::<Option<_>>()?),
         "feeds" => Hint::Feeds(ids()?),
-        _ => return None,
+        work => Hint::Work(Work::named(work)?),
     };
     Some((process, hint))
 }

@@ -68,9 +68,16 @@ pub enum DatabaseError {
 /// A connection that has been idle for longer is tested before it is used: the server may have restarted meanwhile.
 const IDLE_UNTESTED: Duration = Duration::from_millis(500);
 
-/// The statements that move tasks find their rows by key whatever the arguments are: a plan made for each execution is
-/// the same plan again, at several times the cost of the execution.
-const GENERIC_PLANS: (&str, &str) = ("plan_cache_mode", "force_generic_plan");
+/// Every statement finds its rows by key, whatever its arguments and however large the tables are. So one plan is made
+/// for all executions, since making it costs several times the execution. And it must not depend on how large the
+/// tables were when it was made: a plan from the first minutes of a database would go on reading whole tables or whole
+/// queues until somebody analyzes them. The same holds for the plans of foreign keys.
+const PLANS: [(&str, &str); 4] = [
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+];
 
 /// Connects once, so that a wrong address or password shows now and with its reason, then hands out a pool.
 pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
@@ -104,7 +111,7 @@ pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
                 Ok(true)
             })
         })
-        .connect_lazy_with(options.options([GENERIC_PLANS]));
+        .connect_lazy_with(options.options(PLANS));
     Ok(Database { pool, embedded })
 }
 

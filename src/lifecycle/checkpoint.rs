@@ -1,7 +1,8 @@
 //! Commits what workers have done: a model's decision, the result of a tool call, a failure.
 //!
 //! Many workers' results are written in one transaction. Each is fenced by its claim: a result of an attempt that no
-//! longer holds its step is dropped, and nothing of it remains (T-11).
+//! longer holds its step is dropped, and nothing of it remains (T-11). Nearly every decision finds its task as it was
+//! claimed, so decisions are first written as if all did: one statement, which undoes itself if one does not.
 
 use super::{Draft, announce, event, finish, is_live};
 use crate::{
@@ -50,6 +51,8 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct Decided {
     pub decision: Decision,
+    /// The task as it was claimed. If it still is, its decision is committed without a lock.
+    pub task: Option<TaskState>,
     pub prompt: Arc<PromptRecord>,
     /// The newest item that the model was shown.
     pub seen_seq: i64,
@@ -144,52 +147,18 @@ async fn commit_batch(
     commits: &[Commit],
 ) -> Result<Vec<Committed>, store::Error> {
     let new_prompts = unknown_prompts(known, commits);
-    let (done, changes) = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
-        let keys: Vec<TaskKey> = commits.iter().map(|c| c.claim.key.task_key()).collect();
-        let steps: Vec<StepKey> = commits.iter().map(|c| c.claim.key).collect();
-        let mut tasks: HashMap<TaskKey, TaskState> = store::tasks::lock(&mut tx, &keys)
-            .await?
-            .into_iter()
-            .map(|t| (t.key, t))
-            .collect();
-        let steps: HashMap<StepKey, StepState> = store::steps::lock(&mut tx, &steps)
-            .await?
-            .into_iter()
-            .map(|s| (s.key, s))
-            .collect();
-        let mut changes = Changes::default();
-        let mut done = Vec::with_capacity(commits.len());
-        for Commit { claim, outcome } in commits {
-            let held = steps
-                .get(&claim.key)
-                .is_some_and(|s| s.status == StepStatus::Running && s.attempt == claim.attempt);
-            // A task has one active step, so each is met once; a second result for it finds it gone.
-            let task = tasks
-                .remove(&claim.key.task_key())
-                .filter(|t| held && is_live(t, claim));
-            let Some(state) = task else {
-                done.push(Committed::Stale);
-                continue;
-            };
-            let mut task = TaskChange::of(state);
-            done.push(Committed::Done(write(
-                &mut changes,
-                &mut task,
-                claim,
-                outcome,
-                lease_secs,
-            )?));
-            changes.tasks.push(task);
+    let at_once = match new_prompts.is_empty() {
+        true => commit_as_claimed(pool, lease_secs, commits).await?,
+        false => None,
+    };
+    let (done, changes) = match at_once {
+        Some(written) => written,
+        None => {
+            let written = commit_locked(pool, lease_secs, commits, &new_prompts).await?;
+            remember(known, &new_prompts);
+            written
         }
-        if !new_prompts.is_empty() {
-            store::prompts::keep(&mut tx, &new_prompts).await?;
-        }
-        store::changes::apply(&mut tx, &changes).await?;
-        tx.commit().await?;
-        Ok((done, changes))
-    })?;
-    remember(known, &new_prompts);
+    };
     announce(hub, &changes);
     for (commit, _) in commits
         .iter()
@@ -201,6 +170,96 @@ async fn commit_batch(
             "dropped a late result of step {}: attempt {} no longer holds it", claim.step, claim.attempt);
     }
     Ok(done)
+}
+
+type Written = (Vec<Committed>, Changes);
+
+/// Commits decisions on tasks as they were claimed, in one statement and without a lock before it. `None`: one of them is
+/// not as it was, or not known; nothing is written then.
+async fn commit_as_claimed(
+    pool: &PgPool,
+    lease_secs: u32,
+    commits: &[Commit],
+) -> Result<Option<Written>, store::Error> {
+    let mut tasks = HashMap::with_capacity(commits.len());
+    for commit in commits {
+        let Outcome::Decided(decided) = &commit.outcome else {
+            return Ok(None);
+        };
+        let Some(task) = &decided.task else {
+            return Ok(None);
+        };
+        tasks.insert(task.key, task.clone());
+    }
+    let (done, changes) = write_all(tasks, commits, |_| true, lease_secs)?;
+    if done.contains(&Committed::Stale) {
+        return Ok(None);
+    }
+    let mut conn = pool.acquire().await?;
+    match store::changes::apply(&mut conn, &changes).await {
+        Ok(()) => Ok(Some((done, changes))),
+        Err(error) if error.is_conflict() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn commit_locked(
+    pool: &PgPool,
+    lease_secs: u32,
+    commits: &[Commit],
+    new_prompts: &[(WorkspaceId, [u8; 32], Value)],
+) -> Result<Written, store::Error> {
+    store::retry_conflicts!(async {
+        let mut tx = pool.begin().await?;
+        let keys: Vec<TaskKey> = commits.iter().map(|c| c.claim.key.task_key()).collect();
+        let tasks = store::tasks::lock(&mut tx, &keys).await?;
+        let steps: Vec<StepKey> = commits.iter().map(|c| c.claim.key).collect();
+        let steps: HashMap<StepKey, StepState> = store::steps::lock(&mut tx, &steps)
+            .await?
+            .into_iter()
+            .map(|s| (s.key, s))
+            .collect();
+        let holds = |claim: &Claim| {
+            steps
+                .get(&claim.key)
+                .is_some_and(|s| s.status == StepStatus::Running && s.attempt == claim.attempt)
+        };
+        let tasks = tasks.into_iter().map(|t| (t.key, t)).collect();
+        let (done, changes) = write_all(tasks, commits, holds, lease_secs)?;
+        if !new_prompts.is_empty() {
+            store::prompts::keep(&mut tx, new_prompts).await?;
+        }
+        store::changes::apply(&mut tx, &changes).await?;
+        tx.commit().await?;
+        Ok((done, changes))
+    })
+}
+
+/// The answer to each result, and what is to be written.
+fn write_all(
+    mut tasks: HashMap<TaskKey, TaskState>,
+    commits: &[Commit],
+    holds: impl Fn(&Claim) -> bool,
+    lease_secs: u32,
+) -> Result<Written, store::Error> {
+    let mut changes = Changes::default();
+    let mut done = Vec::with_capacity(commits.len());
+    for Commit { claim, outcome } in commits {
+        let key = claim.key.task_key();
+        let live = tasks.get(&key).is_some_and(|t| is_live(t, claim));
+        // A task has one active step, so each is met once; a second result for it finds it gone.
+        let Some(state) = (live && holds(claim)).then(|| tasks.remove(&key)).flatten() else {
+            done.push(Committed::Stale);
+            continue;
+        };
+        let mut task = TaskChange::of(state);
+        let next = write(&mut changes, &mut task, claim, outcome, lease_secs)?;
+        done.push(Committed::Done(next));
+        changes.tasks.push(task);
+    }
+    // The order in which tasks are locked.
+    changes.tasks.sort_unstable_by_key(|t| t.state.key);
+    Ok((done, changes))
 }
 
 /// Adds one result to `changes`; returns the claim of the next call.

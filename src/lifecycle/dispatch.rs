@@ -12,7 +12,7 @@ use crate::{
         delegation::SummaryLimits,
         ids::{GroupId, StepId},
         step::StepKey,
-        task::{Failure, Move, On, Situation, TaskKey, TaskStatus, next_move},
+        task::{Failure, Move, On, Situation, TaskKey, TaskState, TaskStatus, next_move},
     },
     runtime::{Causes, Hub, Progress},
     store::{
@@ -51,19 +51,19 @@ impl Dispatcher {
     pub async fn run_once(&self, pool: &PgPool, hub: &Hub) -> Result<Progress, store::Error> {
         let together = store::retry_conflicts!(async {
             let mut tx = pool.begin().await?;
-            let events = store::events::lock_due_all_workspaces(&mut tx, self.batch).await?;
-            if events.is_empty() {
+            let due =
+                store::events::lock_due_with_tasks_all_workspaces(&mut tx, self.batch).await?;
+            if due.is_empty() {
                 return Ok((0, Changes::default()));
             }
-            let changes = self.handle(&mut tx, &events, Telling::Scoped).await?;
+            let changes = self.handle(&mut tx, &due, Telling::Scoped).await?;
             tx.commit().await?;
-            Ok((events.len(), changes))
+            Ok((due.len(), changes))
         });
         match together {
-            Ok((0, _)) => Ok(Progress::Idle),
             Ok((n, changes)) => {
                 announce(hub, &changes);
-                Ok(Progress::Did(n))
+                Ok(Progress::of(n, self.batch))
             }
             Err(error) if error.is_unavailable() => Err(error),
             Err(error) => {
@@ -73,21 +73,41 @@ impl Dispatcher {
         }
     }
 
+    /// Handles events that this transaction has just written, without waiting for anybody: those of tasks that somebody
+    /// else has locked stay where they are. That is also why it may lock tasks after groups.
+    pub(super) async fn handle_own(
+        &self,
+        conn: &mut PgConnection,
+        events: &[Event],
+    ) -> Result<Changes, store::Error> {
+        let keys: Vec<TaskKey> = events.iter().map(|e| e.task).collect();
+        let due: Vec<(Event, TaskState)> = store::tasks::lock_free(conn, &keys)
+            .await?
+            .into_iter()
+            .flat_map(|task| {
+                let own = events.iter().filter(move |e| e.task == task.key);
+                own.map(move |e| (*e, task.clone()))
+            })
+            .collect();
+        match due.is_empty() {
+            true => Ok(Changes::default()),
+            false => self.handle(conn, &due, Telling::Scoped).await,
+        }
+    }
+
     async fn one_by_one(&self, pool: &PgPool, hub: &Hub) -> Result<Progress, store::Error> {
         let mut done = 0;
         // Each round commits what it took, so that the same event is not taken twice.
         while done < self.batch {
             let mut tx = pool.begin().await?;
-            let Some(event) = store::events::lock_due_all_workspaces(&mut tx, 1)
-                .await?
-                .pop()
-            else {
+            let due = store::events::lock_due_with_tasks_all_workspaces(&mut tx, 1).await?;
+            let Some((event, _)) = due.first() else {
                 break;
             };
             done += 1;
             let mut attempt = sqlx::Acquire::begin(&mut *tx).await?;
             let telling = self.telling(event.attempts);
-            match self.handle(&mut attempt, &[event], telling).await {
+            match self.handle(&mut attempt, &due, telling).await {
                 Ok(changes) => {
                     attempt.commit().await?;
                     tx.commit().await?;
@@ -100,16 +120,12 @@ impl Dispatcher {
                     let delay = self.delay(event.attempts);
                     tracing::error!(task.id = %event.task.task, error = %Causes(&error), dead, "an event of task {} failed", event.task.task);
                     let text = Causes(&error).to_string();
-                    store::events::fail(&mut tx, &event, &text, delay.as_secs_f64(), dead).await?;
+                    store::events::fail(&mut tx, event, &text, delay.as_secs_f64(), dead).await?;
                     tx.commit().await?;
                 }
             }
         }
-        Ok(if done == 0 {
-            Progress::Idle
-        } else {
-            Progress::Did(done as usize)
-        })
+        Ok(Progress::of(done as usize, self.batch))
     }
 
     /// An event that has failed so often waits so long.
@@ -134,13 +150,12 @@ impl Dispatcher {
     async fn handle(
         &self,
         conn: &mut PgConnection,
-        events: &[Event],
+        due: &[(Event, TaskState)],
         telling: Telling,
     ) -> Result<Changes, store::Error> {
-        let mut keys: Vec<TaskKey> = events.iter().map(|e| e.task).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let states = store::tasks::lock(conn, &keys).await?;
+        // In key order, so the events of one task are neighbours.
+        let mut states: Vec<TaskState> = due.iter().map(|(_, task)| task.clone()).collect();
+        states.dedup_by_key(|task| task.key);
         let turns: Vec<_> = states.iter().map(|s| (s.key, s.turn)).collect();
         let mut around: HashMap<TaskKey, Surroundings> = store::events::surroundings(conn, &turns)
             .await?
@@ -148,7 +163,7 @@ impl Dispatcher {
             .map(|s| (s.task, s))
             .collect();
         let mut changes = Changes {
-            done_events: events.iter().map(|e| (e.task.workspace, e.id)).collect(),
+            done_events: due.iter().map(|(e, _)| (e.task.workspace, e.id)).collect(),
             ..Changes::default()
         };
         let mut moves = Vec::new();
@@ -169,7 +184,7 @@ impl Dispatcher {
             .iter()
             .filter(|(task, _, next)| has_lost_its_group(task.state.status, next))
             .map(|(task, ..)| {
-                let named = events.iter().find_map(|e| {
+                let named = due.iter().find_map(|(e, _)| {
                     let own = e.task == task.state.key;
                     e.group.filter(|_| own)
                 });

@@ -1,26 +1,55 @@
 //! Pairs pending signals with the awaits that wait for them (W-3).
 
-use super::complete_awaits::complete_awaits;
+use super::{announce, complete_awaits::complete_awaits_of_signals, dispatch::Dispatcher};
 use crate::{
     domain::{signal::pair, task_await::AwaitStatus},
-    runtime::{Hub, Progress, Work},
-    store::{self, awaits::Settlement},
+    runtime::{Causes, Hub, Progress, Work},
+    store::{self, awaits::Settlement, changes::Changes},
 };
 use sqlx::PgPool;
 
+/// Tasks that a round wakes in its own transaction. In a burst the event loop does it, beside the next round.
+const AT_ONCE_MAX: usize = 16;
+
 /// Matches at most `batch` pending signals in one transaction. Safe in any number of processes, twice, after a crash.
 pub async fn match_signals(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progress, store::Error> {
-    let (signals, closed) = store::retry_conflicts!(async {
+    run(pool, hub, batch, None).await
+}
+
+/// As [`match_signals`], and wakes the tasks whose last wait that was at once, which saves a parent the way through the
+/// queue of events. Where that can not be done, the event stays and the event loop does it.
+pub async fn match_signals_and_resume(
+    pool: &PgPool,
+    hub: &Hub,
+    batch: u32,
+    dispatcher: &Dispatcher,
+) -> Result<Progress, store::Error> {
+    match run(pool, hub, batch, Some(dispatcher)).await {
+        Err(error) if !error.is_unavailable() => {
+            tracing::debug!(error = %Causes(&error), "signals are matched without waking anybody at once");
+            match_signals(pool, hub, batch).await
+        }
+        result => result,
+    }
+}
+
+async fn run(
+    pool: &PgPool,
+    hub: &Hub,
+    batch: u32,
+    dispatcher: Option<&Dispatcher>,
+) -> Result<Progress, store::Error> {
+    let (signals, events, changes) = store::retry_conflicts!(async {
         let mut tx = pool.begin().await?;
-        let signals = store::signals::lock_pending_all_workspaces(&mut tx, batch).await?;
+        let (signals, awaits) =
+            store::signals::lock_pending_with_awaits_all_workspaces(&mut tx, batch).await?;
         if signals.is_empty() {
-            return Ok((0, 0));
+            return Ok((0, 0, Changes::default()));
         }
         let things: Vec<_> = signals
             .iter()
             .map(|s| (s.workspace, s.source_type, s.correlation_key.as_str()))
             .collect();
-        let awaits = store::awaits::pending_for(&mut tx, &things).await?;
         let found = pair(
             &things,
             awaits
@@ -37,16 +66,21 @@ pub async fn match_signals(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progr
             .filter_map(|at| awaits.get(at?))
             .map(|a| a.settled(AwaitStatus::Completed))
             .collect();
-        let closed = complete_awaits(&mut tx, &settlements).await?.closed;
-        store::signals::settle(&mut tx, &verdicts).await?;
+        let events = complete_awaits_of_signals(&mut tx, &settlements, &verdicts)
+            .await?
+            .events;
+        let changes = match dispatcher {
+            Some(dispatcher) if (1..=AT_ONCE_MAX).contains(&events.len()) => {
+                dispatcher.handle_own(&mut tx, &events).await?
+            }
+            Some(_) | None => Changes::default(),
+        };
         tx.commit().await?;
-        Ok((signals.len(), closed.len()))
+        Ok((signals.len(), events.len(), changes))
     })?;
-    if closed > 0 {
+    announce(hub, &changes);
+    if events > changes.done_events.len() {
         hub.wake(Work::Events);
     }
-    Ok(match signals {
-        0 => Progress::Idle,
-        n => Progress::Did(n),
-    })
+    Ok(Progress::of(signals, batch))
 }

@@ -108,5 +108,5 @@ pub async fn reap(
     }
     announce(hub, &changes);
     hub.wake(Work::Steps);
-    Ok(Progress::Did(n))
+    Ok(Progress::of(n, batch))
 }

@@ -106,7 +106,7 @@ pub async fn match_early(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progres
         return Ok(Progress::Idle);
     }
     hub.wake(Work::Events);
-    Ok(Progress::Did(matched))
+    Ok(Progress::of(matched, batch))
 }
 
 /// Gives up at most `batch` early signals that nobody has waited for in `ttl_secs` seconds.
@@ -117,8 +117,5 @@ pub async fn forget_early(
 ) -> Result<Progress, store::Error> {
     let mut conn = pool.acquire().await?;
     let given_up = store::signals::give_up_early_all_workspaces(&mut conn, ttl_secs, batch).await?;
-    Ok(match given_up {
-        0 => Progress::Idle,
-        n => Progress::Did(n as usize),
-    })
+    Ok(Progress::of(given_up as usize, batch))
 }

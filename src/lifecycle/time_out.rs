@@ -55,10 +55,7 @@ pub async fn time_out(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progress, 
     if closed > 0 {
         hub.wake(Work::Events);
     }
-    Ok(match due {
-        0 => Progress::Idle,
-        n => Progress::Did(n),
-    })
+    Ok(Progress::of(due, batch))
 }
 
 #[cfg(test)]

@@ -11,8 +11,10 @@ use crate::{
 use sqlx::PgPool;
 use std::{sync::Arc, time::Duration};
 
-/// How often due awaits, early signals and lost leases are looked for.
+/// How often the queues are looked at, if `orchestrator.poll_interval_ms` is not less.
 const SWEEP_EVERY: Duration = Duration::from_millis(1000);
+/// How often a loop looks for itself, though nobody has told it to.
+const UNTOLD_EVERY: Duration = Duration::from_secs(30);
 /// How often what has outlived its use is removed.
 const CLEAN_EVERY: Duration = Duration::from_secs(600);
 
@@ -53,30 +55,56 @@ impl Orchestrator {
     pub async fn run(self, shutdown: Shutdown) {
         let this = &self;
         let stop = &shutdown.soft;
-        let sweep = SWEEP_EVERY.min(this.poll);
+        let of = |work| move || this.hub.woken(work);
+        let (look, alone) = (SWEEP_EVERY.min(this.poll), UNTOLD_EVERY);
         tokio::join!(
-            run_loop(
-                "events",
-                stop.clone(),
-                this.poll,
-                || this.hub.woken(Work::Events),
-                || { this.dispatch() }
-            ),
+            run_loop("look", stop.clone(), look, no_hint, || this.look()),
+            run_loop("events", stop.clone(), alone, of(Work::Events), || this
+                .dispatch()),
             run_loop(
                 "signal_matcher",
                 stop.clone(),
-                this.poll,
-                || this.hub.woken(Work::Signals),
-                || { this.match_signals() }
+                alone,
+                of(Work::Signals),
+                || this.match_signals()
             ),
-            run_loop("await_timeouts", stop.clone(), sweep, no_hint, || this
-                .time_out()),
-            run_loop("early_signals", stop.clone(), sweep, no_hint, || this
-                .match_early()),
-            run_loop("reaper", stop.clone(), sweep, no_hint, || this.reap()),
+            run_loop(
+                "await_timeouts",
+                stop.clone(),
+                alone,
+                of(Work::Awaits),
+                || this.time_out()
+            ),
+            run_loop(
+                "early_signals",
+                stop.clone(),
+                alone,
+                of(Work::EarlySignals),
+                || this.match_early()
+            ),
+            run_loop("reaper", stop.clone(), alone, of(Work::Leases), || this
+                .reap()),
             run_loop("cleaner", stop.clone(), CLEAN_EVERY, no_hint, || this
                 .clean()),
         );
+    }
+
+    /// The net below all hints: asks once for all loops whether there is work, and wakes those that have some.
+    async fn look(&self) -> Result<Progress, store::Error> {
+        let mut conn = self.pool.acquire().await?;
+        let due = store::queues::due_all_workspaces(&mut conn, self.early_ttl_secs).await?;
+        for (is_due, work) in [
+            (due.events, Work::Events),
+            (due.signals, Work::Signals),
+            (due.awaits, Work::Awaits),
+            (due.early_signals, Work::EarlySignals),
+            (due.leases, Work::Leases),
+        ] {
+            if is_due {
+                self.hub.wake_local(work);
+            }
+        }
+        Ok(Progress::Idle)
     }
 
     /// Handles one batch of events.
@@ -84,9 +112,16 @@ impl Orchestrator {
         self.dispatcher.run_once(&self.pool, &self.hub).await
     }
 
-    /// The SignalMatcher: one batch of signals.
+    /// The SignalMatcher: one batch of signals, and the tasks that they wake.
     pub async fn match_signals(&self) -> Result<Progress, store::Error> {
-        lifecycle::match_signals::match_signals(&self.pool, &self.hub, self.batch).await
+        let Self {
+            pool,
+            hub,
+            dispatcher,
+            batch,
+            ..
+        } = self;
+        lifecycle::match_signals::match_signals_and_resume(pool, hub, *batch, dispatcher).await
     }
 
     /// The AwaitTimeoutProcessor: one batch of due awaits.
@@ -100,6 +135,7 @@ impl Orchestrator {
         let matched = match_early(&self.pool, &self.hub, self.batch).await?;
         let given_up = forget_early(&self.pool, self.early_ttl_secs, self.batch).await?;
         Ok(match (matched, given_up) {
+            (more @ Progress::More(_), _) | (_, more @ Progress::More(_)) => more,
             (Progress::Idle, other) | (other, _) => other,
         })
     }

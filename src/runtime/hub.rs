@@ -20,6 +20,39 @@ pub enum Work {
     Events,
     Signals,
     Steps,
+    /// Awaits whose time has come.
+    Awaits,
+    /// External signals that came before their wait.
+    EarlySignals,
+    /// Leases that have run out.
+    Leases,
+}
+
+impl Work {
+    pub const ALL: [Self; 6] = [
+        Self::Events,
+        Self::Signals,
+        Self::Steps,
+        Self::Awaits,
+        Self::EarlySignals,
+        Self::Leases,
+    ];
+
+    /// What processes call it among each other.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Events => "events",
+            Self::Signals => "signals",
+            Self::Steps => "steps",
+            Self::Awaits => "awaits",
+            Self::EarlySignals => "early_signals",
+            Self::Leases => "leases",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|work| work.name() == name)
+    }
 }
 
 /// What a watcher of a task is told.
@@ -53,9 +86,8 @@ const WATCH_BUFFER: usize = 256;
 
 pub struct Hub {
     pub process: ProcessId,
-    events: Notify,
-    signals: Notify,
-    steps: Notify,
+    /// By the number of the work.
+    work: [Notify; Work::ALL.len()],
     has_peers: AtomicBool,
     outgoing: Mutex<Outgoing>,
     outgoing_ready: Notify,
@@ -68,9 +100,7 @@ impl Hub {
     pub fn new(process: ProcessId) -> Self {
         Self {
             process,
-            events: Notify::new(),
-            signals: Notify::new(),
-            steps: Notify::new(),
+            work: Default::default(),
             has_peers: AtomicBool::new(false),
             outgoing: Mutex::default(),
             outgoing_ready: Notify::new(),
@@ -167,7 +197,7 @@ impl Hub {
     /// everything, for what it has kept to itself may have come after the other one had looked.
     pub fn set_has_peers(&self, has: bool) {
         if !self.has_peers.swap(has, Ordering::Relaxed) && has {
-            self.send(|out| out.work.extend([Work::Events, Work::Signals, Work::Steps]));
+            self.send(|out| out.work.extend(Work::ALL));
         }
     }
 
@@ -230,11 +260,7 @@ impl Hub {
     }
 
     fn notify_of(&self, work: Work) -> &Notify {
-        match work {
-            Work::Events => &self.events,
-            Work::Signals => &self.signals,
-            Work::Steps => &self.steps,
-        }
+        &self.work[work as usize]
     }
 }
 

@@ -40,8 +40,21 @@ impl Default for Shutdown {
 pub enum Progress {
     /// It found nothing to do: wait for a hint or the timer.
     Idle,
-    /// It handled so many; there may be more.
+    /// It handled so many, and that was all: wait too.
     Did(usize),
+    /// It handled as many as it takes at once; there may be more.
+    More(usize),
+}
+
+impl Progress {
+    /// Of a round that has handled `n` and takes `limit` at most.
+    pub fn of(n: usize, limit: u32) -> Self {
+        match n {
+            0 => Self::Idle,
+            n if n < limit as usize => Self::Did(n),
+            n => Self::More(n),
+        }
+    }
 }
 
 /// An error with its causes, in one line.
@@ -59,7 +72,7 @@ impl std::fmt::Display for Causes<'_> {
     }
 }
 
-/// Calls `round` until `stop`: again at once while there is work, else when hinted or after `poll` with jitter
+/// Calls `round` until `stop`: again at once while there may be more, else when hinted or after `poll` with jitter
 /// (between 0.5 and 1.0 of it). After an error it waits longer, up to 6 s, and goes on: no error ends a loop.
 pub async fn run_loop<H, R, E>(
     name: &'static str,
@@ -75,11 +88,11 @@ pub async fn run_loop<H, R, E>(
     let mut failures = 0u32;
     while !stop.is_cancelled() {
         let pause = match round().await {
-            Ok(Progress::Did(_)) => {
+            Ok(Progress::More(_)) => {
                 failures = 0;
                 continue;
             }
-            Ok(Progress::Idle) => {
+            Ok(Progress::Idle | Progress::Did(_)) => {
                 failures = 0;
                 poll.mul_f64(0.5 + fastrand::f64() / 2.0)
             }

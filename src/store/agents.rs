@@ -291,37 +291,37 @@ pub async fn roster_versions(
     workspaces: &[WorkspaceId],
 ) -> Result<RosterVersions, Error> {
     let wanted: Vec<Uuid> = workspaces.iter().map(|workspace| workspace.0).collect();
-    let own = sqlx::query!(
-        r#"select workspace_id as "workspace: WorkspaceId", id as "id: AgentId", published_version as "version!"
-        from agents
-        where workspace_id = any($1) and published_version is not null and deleted_at is null
-        order by workspace_id, id"#,
-        &wanted
-    )
-    .fetch_all(&mut *conn)
-    .await?;
-    let public = sqlx::query!(
-        r#"select workspace_id as "workspace: WorkspaceId", id as "id: AgentId", published_version as "version!"
-        from agents
-        where is_public and deleted_at is null
-        order by id, workspace_id limit $1"#,
+    let rows = sqlx::query!(
+        r#"
+        (
+            select workspace_id as "workspace!: WorkspaceId", id as "id!: AgentId", published_version as "version!",
+                false as "public!"
+            from agents
+            where workspace_id = any($1) and published_version is not null and deleted_at is null
+            order by workspace_id, id
+        ) union all (
+            select workspace_id, id, published_version, true
+            from agents
+            where is_public and deleted_at is null
+            order by id, workspace_id limit $2
+        )
+        "#,
+        &wanted,
         PUBLIC_AGENTS_MAX
     )
     .fetch_all(conn)
     .await?;
-    let key = |workspace, agent, version| AgentRef {
-        workspace,
-        agent,
-        version,
-    };
-    Ok(RosterVersions {
-        own: own
-            .into_iter()
-            .map(|row| key(row.workspace, row.id, row.version))
-            .collect(),
-        public: public
-            .into_iter()
-            .map(|row| key(row.workspace, row.id, row.version))
-            .collect(),
-    })
+    let mut versions = RosterVersions::default();
+    for row in rows {
+        let list = match row.public {
+            true => &mut versions.public,
+            false => &mut versions.own,
+        };
+        list.push(AgentRef {
+            workspace: row.workspace,
+            agent: row.id,
+            version: row.version,
+        });
+    }
+    Ok(versions)
 }

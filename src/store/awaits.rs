@@ -1,6 +1,6 @@
 //! Rows of `await_groups` and `awaits`. Settling is driven by `lifecycle::complete_awaits` alone.
 
-use super::{Error, changes::EventKind, column};
+use super::{Error, changes::EventKind, column, events::Event, signals::Signal};
 use crate::domain::{
     delegation::{Outcome, Report},
     ids::{GroupId, StepId, TaskId, WorkspaceId},
@@ -221,42 +221,6 @@ impl PendingAwait {
     }
 }
 
-/// The pending awaits for these things, each of one workspace (W-7).
-pub async fn pending_for(
-    conn: &mut PgConnection,
-    things: &[(WorkspaceId, SourceType, &str)],
-) -> Result<Vec<PendingAwait>, Error> {
-    let rows = sqlx::query!(
-        r#"
-        select a.workspace_id as "workspace: WorkspaceId", a.group_id as "group: GroupId", a.ordinal,
-            a.source_type as "source_type: SourceType", a.correlation_key
-        from unnest($1::uuid[], $2::text[], $3::text[]) as c (workspace_id, source_type, key)
-        -- There is at most one (W-5). The limit makes the planner look for each, however few it thinks are pending.
-        cross join lateral (
-            select * from awaits a
-            where a.workspace_id = c.workspace_id and a.source_type = c.source_type and a.correlation_key = c.key
-                and a.status = 'pending'
-            limit 1
-        ) a
-        "#,
-        &column(things, |t| t.0.0),
-        &column(things, |t| t.1.as_str().to_owned()),
-        &column(things, |t| t.2) as &[&str],
-    )
-    .fetch_all(conn)
-    .await?;
-    Ok(rows
-        .into_iter()
-        .map(|r| PendingAwait {
-            workspace: r.workspace,
-            group: r.group,
-            ordinal: r.ordinal,
-            source_type: r.source_type,
-            correlation_key: r.correlation_key,
-        })
-        .collect())
-}
-
 /// The pending awaits of tasks, only those for `source` if given.
 pub async fn pending_of_tasks(
     conn: &mut PgConnection,
@@ -310,49 +274,6 @@ pub struct GroupState {
     pub tally: Tally,
 }
 
-/// Locks groups in key order.
-pub async fn lock_groups(
-    conn: &mut PgConnection,
-    groups: &[(WorkspaceId, GroupId)],
-) -> Result<Vec<GroupState>, Error> {
-    let rows = sqlx::query!(
-        r#"
-        select g.workspace_id as "workspace: WorkspaceId", g.id as "id: GroupId", g.task_id as "task: TaskId",
-            g.status as "status: GroupStatus", g.strategy, g.quorum, g.total, g.pending, g.completed
-        from (select distinct * from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, id)) c
-        join await_groups g on g.workspace_id = c.workspace_id and g.id = c.id
-        order by g.workspace_id, g.id
-        for no key update of g
-        "#,
-        &column(groups, |g| g.0.0),
-        &column(groups, |g| g.1.0),
-    )
-    .fetch_all(conn)
-    .await?;
-    rows.into_iter()
-        .map(|r| {
-            let strategy =
-                Strategy::from_columns(&r.strategy, r.quorum).ok_or_else(|| Error::Corrupt {
-                    table: "await_groups",
-                    reason: format!("strategy {} with quorum {:?}", r.strategy, r.quorum),
-                })?;
-            let tally = Tally {
-                total: r.total,
-                pending: r.pending,
-                completed: r.completed,
-            };
-            Ok(GroupState {
-                workspace: r.workspace,
-                id: r.id,
-                task: r.task,
-                status: r.status,
-                strategy,
-                tally,
-            })
-        })
-        .collect()
-}
-
 /// How one await is to be settled.
 #[derive(Clone, Debug)]
 pub struct Settlement {
@@ -364,20 +285,33 @@ pub struct Settlement {
     pub payload: Option<Value>,
 }
 
-/// Settles awaits that are still pending; returns those that were (compare-and-set). Their groups must be locked.
-pub async fn settle_if_pending(
+/// Locks the groups of these awaits, in key order, and settles the awaits that are still pending (compare-and-set).
+/// Returns those that were, each with its group as it is under the lock.
+///
+/// One statement, though it may wait for the locks: of what it reads after waiting, the locked rows are the newest, and an
+/// await that was settled meanwhile fails its guard. It must not read anything else.
+pub async fn lock_groups_and_settle(
     conn: &mut PgConnection,
     settlements: &[Settlement],
-) -> Result<Vec<Settlement>, Error> {
-    let rows = sqlx::query_scalar!(
+) -> Result<Vec<(Settlement, GroupState)>, Error> {
+    let rows = sqlx::query!(
         r#"
+        with locked as (
+            select g.workspace_id, g.id, g.task_id, g.status, g.strategy, g.quorum, g.total, g.pending, g.completed
+            from (select distinct * from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, id)) c
+            join await_groups g on g.workspace_id = c.workspace_id and g.id = c.id
+            order by g.workspace_id, g.id
+            for no key update of g
+        )
         update awaits a
         set status = c.status, settled_at = now(), payload = c.payload
         from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[], $5::jsonb[]) with ordinality
-            as c (workspace_id, group_id, ordinal, status, payload, n)
+                as c (workspace_id, group_id, ordinal, status, payload, n)
+            join locked g on g.workspace_id = c.workspace_id and g.id = c.group_id
         where a.workspace_id = c.workspace_id and a.group_id = c.group_id and a.ordinal = c.ordinal
             and a.settled_at is null
-        returning c.n as "n!"
+        returning c.n as "n!", g.task_id as "task: TaskId", g.status as "status: GroupStatus", g.strategy, g.quorum,
+            g.total, g.pending, g.completed
         "#,
         &column(settlements, |s| s.workspace.0),
         &column(settlements, |s| s.group.0),
@@ -387,24 +321,44 @@ pub async fn settle_if_pending(
     )
     .fetch_all(conn)
     .await?;
-    Ok(rows
-        .into_iter()
-        .filter_map(|n| settlements.get((n - 1) as usize).cloned())
-        .collect())
+    let settled = rows.into_iter().filter_map(|r| {
+        let settlement = settlements.get((r.n - 1) as usize)?;
+        let Some(strategy) = Strategy::from_columns(&r.strategy, r.quorum) else {
+            return Some(Err(Error::Corrupt {
+                table: "await_groups",
+                reason: format!("strategy {} with quorum {:?}", r.strategy, r.quorum),
+            }));
+        };
+        let group = GroupState {
+            workspace: settlement.workspace,
+            id: settlement.group,
+            task: r.task,
+            status: r.status,
+            strategy,
+            tally: Tally {
+                total: r.total,
+                pending: r.pending,
+                completed: r.completed,
+            },
+        };
+        Some(Ok((settlement.clone(), group)))
+    });
+    settled.collect()
 }
 
-/// Writes the new state of locked groups. A group that closes has its remaining pending awaits cancelled, and its task
-/// gets one `await_completed` event, unless `silent`.
+/// Writes the new state of locked groups, and what has become of locked signals. A group that closes has its remaining
+/// pending awaits cancelled, and its task gets one `await_completed` event, unless `silent`. Returns the events.
 pub async fn update_groups(
     conn: &mut PgConnection,
     groups: &[GroupState],
+    signals: &[(&Signal, bool)],
     silent: bool,
-) -> Result<(), Error> {
+) -> Result<Vec<Event>, Error> {
     let closed: Vec<&GroupState> = groups
         .iter()
         .filter(|g| g.status != GroupStatus::Open)
         .collect();
-    sqlx::query!(
+    let rows = sqlx::query!(
         r#"
         with changed as (
             update await_groups g
@@ -419,11 +373,19 @@ pub async fn update_groups(
             update awaits a set status = 'cancelled', settled_at = now()
             from unnest($6::uuid[], $7::uuid[]) as c (workspace_id, id)
             where a.workspace_id = c.workspace_id and a.group_id = c.id and a.settled_at is null
+        ), settled_signals as (
+            update signals s
+            set status = case when c.matched then 'matched' else 'no_match' end, settled_at = now()
+            from unnest($11::uuid[], $12::text[], $13::text[], $14::boolean[])
+                as c (workspace_id, source_type, key, matched)
+            where s.workspace_id = c.workspace_id and s.source_type = c.source_type and s.dedup_key = c.key
+                and s.settled_at is null
         )
         insert into orchestrator_events (workspace_id, task_id, kind, group_id)
         select c.workspace_id, c.task_id, $9, c.id
         from unnest($6::uuid[], $8::uuid[], $7::uuid[]) as c (workspace_id, task_id, id)
         where not $10
+        returning workspace_id as "workspace: WorkspaceId", id, task_id as "task: TaskId", group_id as "group: GroupId"
         "#,
         &column(groups, |g| g.workspace.0),
         &column(groups, |g| g.id.0),
@@ -435,10 +397,25 @@ pub async fn update_groups(
         &column(&closed, |g| g.task.0),
         EventKind::AwaitCompleted.as_str(),
         silent,
+        &column(signals, |s| s.0.workspace.0),
+        &column(signals, |s| s.0.source_type.as_str().to_owned()),
+        &column(signals, |s| s.0.dedup_key.as_str()) as &[&str],
+        &column(signals, |s| s.1),
     )
-    .execute(conn)
+    .fetch_all(conn)
     .await?;
-    Ok(())
+    Ok(rows
+        .into_iter()
+        .map(|r| Event {
+            id: r.id,
+            task: TaskKey {
+                workspace: r.workspace,
+                task: r.task,
+            },
+            attempts: 0,
+            group: r.group,
+        })
+        .collect())
 }
 
 /// An await whose time has come.

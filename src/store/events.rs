@@ -3,7 +3,7 @@
 use super::{Error, changes::NewEvent, column};
 use crate::domain::{
     ids::{GroupId, StepId, TaskId, WorkspaceId},
-    task::{self, TaskKey},
+    task::{self, TaskKey, TaskState, TaskStatus},
     task_await::{GroupStatus, SourceType},
 };
 use chrono::{DateTime, Utc};
@@ -21,20 +21,29 @@ pub struct Event {
 }
 
 /// Locks at most `limit` events of all workspaces whose time has come, oldest first, skipping those that another
-/// orchestrator holds.
-pub async fn lock_due_all_workspaces(
+/// orchestrator holds; then their tasks, in key order, and returns the tasks' states. Only the locked rows are read.
+pub async fn lock_due_with_tasks_all_workspaces(
     conn: &mut PgConnection,
     limit: u32,
-) -> Result<Vec<Event>, Error> {
+) -> Result<Vec<(Event, TaskState)>, Error> {
     let rows = sqlx::query!(
         r#"
-        select workspace_id as "workspace_id: WorkspaceId", id, task_id as "task_id: TaskId", attempts,
-            group_id as "group: GroupId"
-        from orchestrator_events
-        where dead_at is null and not_before <= now()
-        order by not_before, id
-        limit $1
-        for update skip locked
+        with due as (
+            select workspace_id, id, task_id, attempts, group_id
+            from orchestrator_events
+            where dead_at is null and not_before <= now()
+            order by not_before, id
+            limit $1
+            for update skip locked
+        )
+        select e.id as event_id, e.attempts, e.group_id as "group?: GroupId", t.workspace_id as "workspace_id: WorkspaceId",
+            t.id as "id: TaskId", t.status as "status: TaskStatus", t.deleted_at is not null as "deleted!",
+            t.parent_task_id is not null as "is_child!", t.stop_generation, t.priority, t.last_seq, t.news_seq,
+            t.seen_seq, t.turn, t.decides_left
+        from due e
+        join tasks t on t.workspace_id = e.workspace_id and t.id = e.task_id
+        order by t.workspace_id, t.id
+        for no key update of t
         "#,
         i64::from(limit),
     )
@@ -42,14 +51,15 @@ pub async fn lock_due_all_workspaces(
     .await?;
     Ok(rows
         .into_iter()
-        .map(|r| Event {
-            id: r.id,
-            task: TaskKey {
-                workspace: r.workspace_id,
-                task: r.task_id,
-            },
-            attempts: r.attempts,
-            group: r.group,
+        .map(|r| {
+            let state = super::task_state!(r);
+            let event = Event {
+                id: r.event_id,
+                task: state.key,
+                attempts: r.attempts,
+                group: r.group,
+            };
+            (event, state)
         })
         .collect())
 }
@@ -175,12 +185,16 @@ pub async fn surroundings(
     let rows = sqlx::query!(
         r#"
         select c.workspace_id as "workspace_id!: WorkspaceId", c.task_id as "task_id!: TaskId",
-            exists (select 1 from steps s
-                where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
-                    and s.status in ('queued', 'running')) as "has_active_step!",
+            coalesce(s.active, false) as "has_active_step!",
             g.ids as "ids: Vec<GroupId>", g.statuses as "statuses: Vec<GroupStatus>",
             g.sources as "sources: Vec<SourceType>", g.steps as "steps: Vec<StepId>"
         from unnest($1::uuid[], $2::uuid[], $3::integer[]) as c (workspace_id, task_id, turn)
+        left join lateral (
+            select true as active from steps s
+            where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
+                and s.finished_at is null
+            limit 1
+        ) s on true
         left join lateral (
             select array_agg(g.id order by g.created_at, g.id) as ids,
                 array_agg(g.status order by g.created_at, g.id) as statuses,

@@ -14,6 +14,7 @@ pub mod health;
 pub mod idempotency;
 pub mod items;
 pub mod prompts;
+pub mod queues;
 pub mod signals;
 pub mod steps;
 pub mod task_trees;
@@ -87,6 +88,31 @@ impl Error {
         }
     }
 }
+
+/// The state of a task from a row that has its columns.
+macro_rules! task_state {
+    ($row:ident) => {
+        $crate::domain::task::TaskState {
+            key: $crate::domain::task::TaskKey {
+                workspace: $row.workspace_id,
+                task: $row.id,
+            },
+            status: $row.status,
+            deleted: $row.deleted,
+            is_child: $row.is_child,
+            stop_generation: $row.stop_generation,
+            priority: $row.priority,
+            last_seq: $row.last_seq,
+            news_seq: $row.news_seq,
+            seen_seq: $row.seen_seq,
+            turn: $row.turn,
+            decides_left: $row.decides_left,
+            output: None,
+            failure: None,
+        }
+    };
+}
+use task_state;
 
 /// How often a transaction that met a conflict is tried.
 pub const CONFLICT_TRIES: u32 = 5;

@@ -16,35 +16,56 @@ pub struct Signal {
     pub correlation_key: String,
 }
 
-/// Locks at most `limit` pending signals of all workspaces, oldest first, skipping those that another matcher holds.
-/// External ones are not among them: they may have come before anybody waits.
-pub async fn lock_pending_all_workspaces(
+/// Locks at most `limit` pending signals of all workspaces, oldest first, skipping those that another matcher holds, and
+/// reads the pending awaits for the same things, each of one workspace (W-7). External signals are not among them: they
+/// may have come before anybody waits. Nothing is waited for, and an await is older than what it waits for, so one
+/// statement sees both.
+pub async fn lock_pending_with_awaits_all_workspaces(
     conn: &mut PgConnection,
     limit: u32,
-) -> Result<Vec<Signal>, Error> {
+) -> Result<(Vec<Signal>, Vec<PendingAwait>), Error> {
     let rows = sqlx::query!(
         r#"
-        select workspace_id as "workspace: WorkspaceId", source_type as "source_type: SourceType", dedup_key,
-            correlation_key
-        from signals
-        where status = 'pending' and source_type <> 'external'
-        order by created_at
-        limit $1
-        for no key update skip locked
+        with taken as (
+            select workspace_id, source_type, dedup_key, correlation_key
+            from signals
+            where status = 'pending' and source_type <> 'external'
+            order by created_at
+            limit $1
+            for no key update skip locked
+        )
+        select s.workspace_id as "workspace: WorkspaceId", s.source_type as "source_type: SourceType", s.dedup_key,
+            s.correlation_key, a.group_id as "group?: GroupId", a.ordinal as "ordinal?"
+        from taken s
+        -- There is at most one (W-5). The limit makes the planner look for each, however few it thinks are pending.
+        left join lateral (
+            select a.group_id, a.ordinal from awaits a
+            where a.workspace_id = s.workspace_id and a.source_type = s.source_type
+                and a.correlation_key = s.correlation_key and a.status = 'pending'
+            limit 1
+        ) a on true
         "#,
         i64::from(limit),
     )
     .fetch_all(conn)
     .await?;
-    Ok(rows
-        .into_iter()
-        .map(|r| Signal {
+    let awaits = rows.iter().filter_map(|r| {
+        Some(PendingAwait {
             workspace: r.workspace,
+            group: r.group?,
+            ordinal: r.ordinal?,
             source_type: r.source_type,
-            dedup_key: r.dedup_key,
-            correlation_key: r.correlation_key,
+            correlation_key: r.correlation_key.clone(),
         })
-        .collect())
+    });
+    let awaits = awaits.collect();
+    let signals = rows.into_iter().map(|r| Signal {
+        workspace: r.workspace,
+        source_type: r.source_type,
+        dedup_key: r.dedup_key,
+        correlation_key: r.correlation_key,
+    });
+    Ok((signals.collect(), awaits))
 }
 
 /// Marks locked signals as `matched` (true) or `no_match`.

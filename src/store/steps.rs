@@ -2,9 +2,9 @@
 
 use super::{Error, column};
 use crate::domain::{
-    ids::{ProcessId, StepId, TaskId, WorkspaceId},
+    ids::{AgentId, ProcessId, StepId, TaskId, WorkspaceId},
     step::{Claim, StepKey, StepStatus},
-    task::{TaskKey, TaskStatus},
+    task::{AgentRef, TaskKey, TaskState, TaskStatus},
 };
 use sqlx::PgConnection;
 
@@ -12,6 +12,13 @@ use sqlx::PgConnection;
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub claim: Claim,
+    /// As it was at the claim, without a lock.
+    pub task: TaskState,
+    pub agent: AgentRef,
+    /// 0 for a top-level task.
+    pub depth: i32,
+    /// The task, or one above it, was created with `disable_delegation` (T-9).
+    pub delegation_disabled: bool,
     pub model_attempts: i32,
     /// Set for a tool call.
     pub call: Option<super::changes::Call>,
@@ -38,10 +45,16 @@ pub async fn claim_all_workspaces(
         set status = 'running', attempt = s.attempt + 1, worker_id = $1, started_at = coalesce(s.started_at, now()),
             lease_expires_at = now() + make_interval(secs => $2)
         from due
+        join tasks t on t.workspace_id = due.workspace_id and t.id = due.task_id
         where s.workspace_id = due.workspace_id and s.task_id = due.task_id and s.turn = due.turn
             and s.ordinal = due.ordinal and s.status = due.status
-        returning s.workspace_id as "workspace_id: WorkspaceId", s.task_id as "task_id: TaskId", s.turn, s.ordinal,
-            s.id as "id: StepId", s.attempt, s.model_attempts, s.stop_generation, s.call_id, s.tool, s.arguments
+        returning s.turn as step_turn, s.ordinal, s.id as "step_id: StepId", s.attempt, s.model_attempts,
+            s.stop_generation as step_generation, s.call_id, s.tool, s.arguments,
+            t.workspace_id as "workspace_id: WorkspaceId", t.id as "id: TaskId", t.status as "status: TaskStatus",
+            t.deleted_at is not null as "deleted!", t.parent_task_id is not null as "is_child!", t.stop_generation,
+            t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
+            t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
+            t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
         "#,
         worker.0,
         f64::from(lease_secs),
@@ -55,15 +68,23 @@ pub async fn claim_all_workspaces(
             claim: Claim {
                 key: StepKey {
                     workspace: r.workspace_id,
-                    task: r.task_id,
-                    turn: r.turn,
+                    task: r.id,
+                    turn: r.step_turn,
                     ordinal: r.ordinal,
                 },
-                step: r.id,
+                step: r.step_id,
                 attempt: r.attempt,
                 worker,
-                stop_generation: r.stop_generation,
+                stop_generation: r.step_generation,
             },
+            task: super::task_state!(r),
+            agent: AgentRef {
+                workspace: r.agent_workspace_id,
+                agent: r.agent_id,
+                version: r.agent_version,
+            },
+            depth: i32::from(r.spawn_depth),
+            delegation_disabled: r.delegation_disabled,
             model_attempts: r.model_attempts,
             call: match (r.call_id, r.tool, r.arguments) {
                 (Some(call_id), Some(tool), Some(arguments)) => Some(super::changes::Call {

@@ -70,27 +70,28 @@ pub async fn lock(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskS
     )
     .fetch_all(conn)
     .await?;
-    Ok(rows
-        .into_iter()
-        .map(|r| TaskState {
-            key: TaskKey {
-                workspace: r.workspace_id,
-                task: r.id,
-            },
-            status: r.status,
-            deleted: r.deleted,
-            is_child: r.is_child,
-            stop_generation: r.stop_generation,
-            priority: r.priority,
-            last_seq: r.last_seq,
-            news_seq: r.news_seq,
-            seen_seq: r.seen_seq,
-            turn: r.turn,
-            decides_left: r.decides_left,
-            output: None,
-            failure: None,
-        })
-        .collect())
+    Ok(rows.into_iter().map(|r| super::task_state!(r)).collect())
+}
+
+/// As [`lock`], but leaves out tasks that somebody else has locked: it never waits.
+pub async fn lock_free(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskState>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select t.workspace_id as "workspace_id: WorkspaceId", t.id as "id: TaskId", t.status as "status: TaskStatus",
+            t.deleted_at is not null as "deleted!", t.parent_task_id is not null as "is_child!", t.stop_generation,
+            t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left
+        from tasks t
+        join (select distinct * from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)) k
+            on t.workspace_id = k.workspace_id and t.id = k.id
+        order by t.workspace_id, t.id
+        for no key update of t skip locked
+        "#,
+        &column(keys, |k| k.workspace.0),
+        &column(keys, |k| k.task.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|r| super::task_state!(r)).collect())
 }
 
 /// The fixed parts of a task, which no lock is needed to read.

@@ -1,5 +1,5 @@
-//! Loads what claimed steps need, for all of them with one query per table: the tasks, their agents with tools and
-//! roster, and the histories.
+//! Loads what claimed steps need, for all of them with one query per table: their agents with tools and roster, and, at
+//! the same time, the histories.
 
 use super::history::history;
 use crate::{
@@ -8,13 +8,16 @@ use crate::{
     llm::{Message, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
-    store::{self, items::HistoryItem, steps::Claimed, tasks::TaskFacts},
+    store::{self, items::HistoryItem, steps::Claimed},
     tools,
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use sqlx::PgPool;
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 /// What a step is run with.
 pub struct Context {
@@ -77,45 +80,13 @@ impl Loader {
         pool: &PgPool,
         steps: &[Claimed],
     ) -> Result<Vec<Option<Result<Context, PromptError>>>, store::Error> {
-        let keys: Vec<TaskKey> = steps.iter().map(|s| s.claim.key.task_key()).collect();
-        let deciding: Vec<TaskKey> = steps
-            .iter()
-            .filter(|s| s.call.is_none())
-            .map(|s| s.claim.key.task_key())
-            .collect();
-        let (facts, assemblies, mut items) = {
-            let mut conn = pool.acquire().await?;
-            let facts: HashMap<TaskKey, TaskFacts> = store::tasks::facts(&mut conn, &keys)
-                .await?
-                .into_iter()
-                .map(|f| (f.key, f))
-                .collect();
-            let mut wanted: Vec<Key> = facts.values().map(assembly_key).collect();
-            wanted.sort_unstable_by_key(|k| {
-                (
-                    k.workspace,
-                    k.agent.agent,
-                    k.agent.version,
-                    k.depth,
-                    k.delegation_disabled,
-                )
-            });
-            wanted.dedup();
-            let assemblies = self.assembler.assemble_many(&mut conn, &wanted).await?;
-            let mut items: HashMap<TaskKey, Vec<HistoryItem>> = HashMap::new();
-            if !deciding.is_empty() {
-                for item in store::items::histories(&mut conn, &deciding).await? {
-                    items.entry(item.task).or_default().push(item);
-                }
-            }
-            (facts, assemblies, items)
-        };
+        let (assemblies, mut items) =
+            tokio::try_join!(self.assemblies(pool, steps), histories(pool, steps))?;
         // Children of one call share everything but their message.
         let mut prompts: HashMap<Key, Shared> = HashMap::new();
         let contexts = steps.iter().map(|step| {
             let task = step.claim.key.task_key();
-            let facts = facts.get(&task)?;
-            let key = assembly_key(facts);
+            let key = assembly_key(step);
             let assembly = assemblies.get(&key)?;
             let request = match step.call {
                 Some(_) => None,
@@ -131,17 +102,28 @@ impl Loader {
                     };
                     let items = items.remove(&task).unwrap_or_default();
                     let (messages, seen_seq) = history(&items, self.result_chars);
-                    Some(shared.prepare(assembly, facts, messages, seen_seq))
+                    Some(shared.prepare(assembly, key, messages, seen_seq))
                 }
             };
             Some(Ok(Context {
-                agent: facts.agent.agent,
-                depth: facts.depth,
+                agent: step.agent.agent,
+                depth: step.depth,
                 tools: assembly.tools.clone(),
                 request,
             }))
         });
         Ok(contexts.collect())
+    }
+
+    async fn assemblies(
+        &self,
+        pool: &PgPool,
+        steps: &[Claimed],
+    ) -> Result<HashMap<Key, Assembly>, store::Error> {
+        let wanted: HashSet<Key> = steps.iter().map(assembly_key).collect();
+        let wanted: Vec<Key> = wanted.into_iter().collect();
+        let mut conn = pool.acquire().await?;
+        self.assembler.assemble_many(&mut conn, &wanted).await
     }
 
     fn shared(&self, assembly: &Assembly) -> Result<Shared, PromptError> {
@@ -186,7 +168,7 @@ impl Shared {
     fn prepare(
         &self,
         assembly: &Assembly,
-        facts: &TaskFacts,
+        key: Key,
         messages: Vec<Message>,
         seen_seq: i64,
     ) -> Prepared {
@@ -197,7 +179,7 @@ impl Shared {
             tools: self.tools.clone(),
             cache_key: format!(
                 "{}/{}/{}",
-                facts.key.workspace, facts.agent.agent, facts.agent.version
+                key.workspace, key.agent.agent, key.agent.version
             ),
         };
         Prepared {
@@ -208,11 +190,28 @@ impl Shared {
     }
 }
 
-fn assembly_key(facts: &TaskFacts) -> Key {
+/// The items of those that decide.
+async fn histories(
+    pool: &PgPool,
+    steps: &[Claimed],
+) -> Result<HashMap<TaskKey, Vec<HistoryItem>>, store::Error> {
+    let deciding = steps.iter().filter(|s| s.call.is_none());
+    let deciding: Vec<TaskKey> = deciding.map(|s| s.claim.key.task_key()).collect();
+    let mut items: HashMap<TaskKey, Vec<HistoryItem>> = HashMap::new();
+    if !deciding.is_empty() {
+        let mut conn = pool.acquire().await?;
+        for item in store::items::histories(&mut conn, &deciding).await? {
+            items.entry(item.task).or_default().push(item);
+        }
+    }
+    Ok(items)
+}
+
+fn assembly_key(step: &Claimed) -> Key {
     Key {
-        workspace: facts.key.workspace,
-        agent: facts.agent,
-        depth: facts.depth,
-        delegation_disabled: facts.metadata.get("disable_delegation") == Some(&Value::Bool(true)),
+        workspace: step.claim.key.workspace,
+        agent: step.agent,
+        depth: step.depth,
+        delegation_disabled: step.delegation_disabled,
     }
 }

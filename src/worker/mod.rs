@@ -24,7 +24,13 @@ use crate::{
 use context::{Context, Loader};
 use lease::Held;
 use sqlx::PgPool;
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -42,6 +48,16 @@ struct Shared {
     retry: retry::Limits,
     lease: Duration,
     result_chars: usize,
+    /// The last claim took all that it had room for: whoever makes room wakes the loop.
+    starved: AtomicBool,
+}
+
+impl Shared {
+    fn made_room(&self) {
+        if self.starved.load(Ordering::Acquire) {
+            self.hub.wake_local(Work::Steps);
+        }
+    }
 }
 
 pub struct Worker {
@@ -95,6 +111,7 @@ impl Worker {
             hub,
             models,
             checkpointer,
+            starved: AtomicBool::new(false),
         };
         Self {
             shared: Arc::new(shared),
@@ -119,7 +136,6 @@ impl Worker {
             self.lease_secs,
             keeping.clone(),
         ));
-        // A hint while no slot is free wakes the loop for nothing; a slot that is freed is a hint too.
         run_loop(
             "worker",
             self.shutdown.soft.clone(),
@@ -135,6 +151,9 @@ impl Worker {
     }
 
     async fn claim_and_start(&self) -> Result<Progress, store::Error> {
+        let shared = &self.shared;
+        // Before looking, so that room made from here on is told.
+        shared.starved.store(true, Ordering::Release);
         // Slots are freed in bursts, when a batch of results has been written: all of them are to be seen at once.
         tokio::task::yield_now().await;
         let free = self
@@ -145,12 +164,15 @@ impl Worker {
         if free == 0 {
             return Ok(Progress::Idle);
         }
-        let shared = &self.shared;
         let claimed =
             lifecycle::claim::claim(&shared.pool, shared.hub.process, self.lease_secs, free)
                 .await?;
+        let progress = Progress::of(claimed.len(), free);
+        if matches!(progress, Progress::Idle | Progress::Did(_)) {
+            shared.starved.store(false, Ordering::Release);
+        }
         if claimed.is_empty() {
-            return Ok(Progress::Idle);
+            return Ok(progress);
         }
         let contexts = match shared.loader.load(&shared.pool, &claimed).await {
             Ok(contexts) => contexts,
@@ -168,7 +190,6 @@ impl Worker {
                 return Err(error);
             }
         };
-        let count = claimed.len();
         for (step, context) in claimed.into_iter().zip(contexts) {
             // Only this loop takes permits, so there are as many as it has counted.
             let (Ok(slot), Ok(held)) = (
@@ -182,10 +203,10 @@ impl Worker {
             self.shared.running.spawn(async move {
                 run_step(&shared, step, context, slot, &hard).await;
                 drop(held);
-                shared.hub.wake_local(Work::Steps);
+                shared.made_room();
             });
         }
-        Ok(Progress::Did(count))
+        Ok(progress)
     }
 }
 

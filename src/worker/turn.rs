@@ -24,7 +24,7 @@ use crate::{
         wait::Waited,
     },
     llm::{ModelError, Retry},
-    runtime::{Causes, Work},
+    runtime::Causes,
     store::{
         self,
         changes::Call,
@@ -137,6 +137,7 @@ async fn decide(
     {
         Ok(decision) => Outcome::Decided(Box::new(Decided {
             decision,
+            task: Some(step.task.clone()),
             prompt: prepared.prompt.clone(),
             seen_seq: prepared.seen_seq,
             model,
@@ -176,7 +177,7 @@ async fn decide(
     if calls.is_empty() {
         // What is left is one write: another step may run meanwhile.
         *slot = None;
-        shared.hub.wake_local(Work::Steps);
+        shared.made_room();
     }
     match commit(shared, Commit { claim, outcome }).await? {
         Committed::Done(Some(next)) => {

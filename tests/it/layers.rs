@@ -146,7 +146,7 @@ fn only_the_lifecycle_writes() {
         "feeds::items",
         "steps::lock",
         "task_views::list",
-        "awaits::lock_groups",
+        "events::surroundings",
     ] {
         assert!(
             !writers.contains(&split(&format!("crate::store::{reader}"))),

@@ -101,6 +101,7 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
 
 fn decided(claim: &reconvene::domain::step::Claim, text: &str) -> Commit {
     let decided = Decided {
+        task: None,
         decision: Decision {
             text: text.into(),
             ..Decision::default()
