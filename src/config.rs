@@ -158,6 +158,7 @@ pub struct Signals {
 #[serde(deny_unknown_fields)]
 pub struct SpawnTasks {
     pub max_depth: u32,
+    /// 0 = unlimited.
     pub max_children_per_call: u32,
     pub default_timeout_minutes: u32,
     pub max_timeout_minutes: u32,

@@ -107,7 +107,7 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         (
             "spawn_tasks.max_children_per_call",
             spawn_tasks.max_children_per_call.into(),
-            1..=10_000,
+            0..=10_000,
         ),
         (
             "spawn_tasks.default_timeout_minutes",

@@ -346,6 +346,23 @@ fn a_bad_variable_is_refused_by_its_name() {
     }
 }
 
+// D-4: 0 = unlimited is a setting that can be made.
+#[test]
+fn the_limit_of_children_per_call_may_be_lifted() {
+    let limit = |value: &str| {
+        load(&[("SPAWN_TASKS_MAX_CHILDREN_PER_CALL", value)])
+            .map(|config| config.spawn_tasks.max_children_per_call)
+            .map_err(|refusal| refusal.to_string())
+    };
+    assert_eq!(limit("0"), Ok(0));
+    assert_eq!(limit("10000"), Ok(10_000));
+    let refusal = limit("10001").unwrap_err();
+    assert!(
+        refusal.contains("10001 is not in the range 0 to 10000"),
+        "{refusal}"
+    );
+}
+
 #[test]
 fn contradictions_stop_the_start() {
     for (vars, path) in [

@@ -629,6 +629,23 @@ mod tests {
         );
     }
 
+    // D-4
+    #[test]
+    fn a_limit_of_zero_children_per_call_is_none() {
+        let args =
+            json!({"tasks": [{"agent_group_id": X, "prompt": "p", "inputs": vec![1; 10_001]}]});
+        let args = serde_json::from_value(args).unwrap();
+        let unlimited = Limits {
+            max_children_per_call: 0,
+            ..LIMITS
+        };
+        assert_eq!(
+            plan(&args, by(0), &unlimited).unwrap().children.len(),
+            10_001
+        );
+        assert!(plan(&args, by(0), &LIMITS).is_err());
+    }
+
     #[test]
     fn refusals_name_the_entry_and_say_what_to_do() {
         let ok = json!({"agent_group_id": X, "prompt": "p"});
