@@ -30,6 +30,7 @@ use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use error::Error;
 use sqlx::PgPool;
 use std::any::Any;
@@ -96,6 +97,16 @@ pub fn router(app: App) -> axum::Router {
             header::COOKIE,
         ]))
         .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
+        .with_state(app)
+}
+
+/// Health and readiness alone, for a port of their own: a process without the role api answers nothing else.
+pub fn health_router(app: App) -> axum::Router {
+    axum::Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .fallback(async || Error::RouteNotFound)
+        .method_not_allowed_fallback(async || Error::MethodNotAllowed)
         .with_state(app)
 }
 

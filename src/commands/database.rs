@@ -74,6 +74,15 @@ const GENERIC_PLANS: (&str, &str) = ("plan_cache_mode", "force_generic_plan");
 
 /// Connects once, so that a wrong address or password shows now and with its reason, then hands out a pool.
 pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
+    let opened = open_database_unless(config, std::future::pending()).await?;
+    Ok(opened.expect("nothing asks it to stop"))
+}
+
+/// Like `open_database`, but gives up when `stop` comes first: then no private server that was on its way is left.
+pub async fn open_database_unless(
+    config: &Config,
+    stop: impl Future<Output = ()>,
+) -> Result<Option<Database>, DatabaseError> {
     let settings = &config.database;
     let wait = Duration::from_secs(settings.acquire_timeout_seconds);
     let (options, embedded) = match &settings.url {
@@ -83,12 +92,18 @@ pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
                 .parse()
                 .map_err(|_| DatabaseError::BadUrl)?;
             let options = options.application_name("reconvene");
-            try_connection(&options, wait).await?;
+            tokio::select! {
+                connected = try_connection(&options, wait) => connected?,
+                () = stop => return Ok(None),
+            }
             (options, None)
         }
         None => {
-            let embedded = Embedded::open(&config.data_dir, settings.bin_dir.as_deref()).await?;
-            (embedded.options(), Some(embedded))
+            let bin_dir = settings.bin_dir.as_deref();
+            match Embedded::open_unless(&config.data_dir, bin_dir, stop).await? {
+                Some(embedded) => (embedded.options(), Some(embedded)),
+                None => return Ok(None),
+            }
         }
     };
     let pool = PgPoolOptions::new()
@@ -105,7 +120,7 @@ pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
             })
         })
         .connect_lazy_with(options.options([GENERIC_PLANS]));
-    Ok(Database { pool, embedded })
+    Ok(Some(Database { pool, embedded }))
 }
 
 async fn try_connection(options: &PgConnectOptions, wait: Duration) -> Result<(), DatabaseError> {

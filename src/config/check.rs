@@ -36,6 +36,11 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         ),
         ("server.port", server.port.into(), 0..=65535),
         (
+            "server.health_port",
+            server.health_port.unwrap_or(0).into(),
+            0..=65535,
+        ),
+        (
             "server.shutdown_grace_seconds",
             server.shutdown_grace_seconds,
             1..=600,

@@ -337,6 +337,11 @@ fn a_bad_variable_is_refused_by_its_name() {
             "0",
             "llm.max_output_tokens: 0 is not in the range 1 to 10000000",
         ),
+        (
+            "SERVER_HEALTH_PORT",
+            "65536",
+            "server.health_port: 65536 is out of range; the comment in config.yaml gives it",
+        ),
     ] {
         let err = load(&[(name, value)]).unwrap_err();
         assert_eq!(

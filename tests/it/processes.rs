@@ -411,7 +411,12 @@ async fn a_start_that_can_not_succeed_says_what_to_do() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     type Case<'a> = (&'a [(&'a str, &'a str)], i32, &'a [&'a str]);
-    let cases: [Case; 6] = [
+    let cases: [Case; 7] = [
+        (
+            &[("SERVER_HEALTH_PORT", &port)],
+            1,
+            &[&port, "another program listens there", "SERVER_HEALTH_PORT"],
+        ),
         (
             &[("SERVER_PORT", &port)],
             1,
