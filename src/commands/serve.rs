@@ -1,7 +1,7 @@
 //! `serve`: the roles of one process, from start to the end of the grace.
 
 use super::{database, migrate};
-use crate::api::{self, App, auth::Auth};
+use crate::api::{self, App, auth::Auth, outage::Outage};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::domain::ids::ProcessId;
@@ -141,6 +141,7 @@ impl Service {
             pool: pool.clone(),
             config: config.clone(),
             hub: hub.clone(),
+            outage: Arc::new(Outage::new(bus.clone(), &pool)),
             bus,
             submitter: submitter.clone(),
             auth,

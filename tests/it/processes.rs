@@ -512,6 +512,7 @@ async fn the_database_goes_and_comes_back() {
         client.try_get("/readyz").await.0 == StatusCode::SERVICE_UNAVAILABLE
     })
     .await;
+    let asked = Instant::now();
     let (status, headers, problem) = client.try_get(&format!("/api/tasks/{task}")).await;
     assert_eq!(
         (status, &problem["code"]),
@@ -534,6 +535,9 @@ async fn the_database_goes_and_comes_back() {
     );
     assert_eq!(client.get("/healthz").await["status"], "alive");
     let unready = client.try_get("/readyz").await.2;
+    // No request waits for a connection that can not come: three times 1 s.
+    let took = asked.elapsed();
+    assert!(took < Duration::from_millis(2500), "{took:?}");
     assert_eq!(
         (&unready["database"], &unready["listening"]),
         (&json!("unavailable"), &json!(false))

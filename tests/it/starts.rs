@@ -183,9 +183,9 @@ async fn a_process_of_any_role_tells_of_its_health_on_a_port_of_its_own() {
     drop(free);
     scene.set("SERVER_PORT", &port);
     scene.set("SERVER_HEALTH_PORT", &port);
-    let api = scene.serve("api").await;
-    assert!(!api.text().contains("Health is asked at"), "{}", api.text());
+    let api = Program::run(&["serve", "--roles", "api"], &scene.env);
     assert_eq!(scene.client(&api).await.get("/readyz").await["ready"], true);
+    assert!(!api.text().contains("Health is asked at"), "{}", api.text());
     scene.close().await;
     api.terminate().await;
     orchestrator.terminate().await;
