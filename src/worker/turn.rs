@@ -141,6 +141,7 @@ async fn decide(
                 "The model answered with neither text nor tool calls, twice. Send a new message to try again.",
             ),
             model: Some(model),
+            seen_seq: Some(prepared.seen_seq),
         },
         Err(Unanswered::Error(error)) => {
             let attempt = step.model_attempts as u32 + 1;
@@ -157,6 +158,7 @@ async fn decide(
                 Err(failure) => Outcome::Failed {
                     failure,
                     model: Some(model),
+                    seen_seq: Some(prepared.seen_seq),
                 },
             }
         }
