@@ -1,5 +1,6 @@
 //! Opens the database that the configuration means: the one at `database.url`, or the private one in `data_dir`.
 
+use super::UsageError;
 use crate::config::{Algorithm, Config};
 use crate::postgres::{Embedded, PostgresError};
 use secrecy::ExposeSecret;
@@ -160,12 +161,8 @@ fn place(options: &PgConnectOptions) -> String {
 }
 
 /// Why HS256 has no key to work with.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "auth.jwt_secret (AUTH_JWT_SECRET) is not set, and the database at database.url is shared by machines that must agree \
-     on it: set it to at least 32 bytes (openssl rand -hex 32)"
-)]
-pub struct NoSigningSecret;
+const NO_SIGNING_SECRET: &str = "auth.jwt_secret (AUTH_JWT_SECRET) is not set, and the database at database.url is shared \
+    by machines that must agree on it: set it to at least 32 bytes (openssl rand -hex 32)";
 
 /// Fills in `auth.jwt_secret` where it may be left out: with the private database it is made once and kept beside it.
 /// Every command that makes or checks tokens calls this first.
@@ -174,7 +171,7 @@ pub fn settle_signing_secret(config: &mut Config) -> anyhow::Result<()> {
         return Ok(());
     }
     if config.database.url.is_some() {
-        return Err(crate::commands::UsageError(NoSigningSecret.to_string()).into());
+        return Err(UsageError(NO_SIGNING_SECRET.to_owned()).into());
     }
     config.auth.jwt_secret = Some(Embedded::secret(&config.data_dir, "jwt.secret")?);
     Ok(())

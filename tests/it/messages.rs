@@ -2,6 +2,7 @@
 
 use crate::{
     engine::{Engine, until},
+    forced::delegate,
     process::{Barrier, lock_task, waiting},
     stub_llm::{Gate, Recorded, Reply},
 };
@@ -37,14 +38,6 @@ pub async fn seqs(engine: &Engine, task: TaskId, kind: &str) -> Vec<i64> {
         .fetch_all(&engine.pool)
         .await
         .unwrap()
-}
-
-pub fn delegate(agent: impl ToString, prompts: &[&str]) -> Value {
-    let agent = agent.to_string();
-    let tasks = prompts
-        .iter()
-        .map(|p| json!({"agent_group_id": agent, "prompt": p}));
-    json!({"tasks": tasks.collect::<Vec<_>>()})
 }
 
 /// A submitter of another process.

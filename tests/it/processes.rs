@@ -3,6 +3,7 @@
 //! Polls come after 15 s at the earliest unless a test says otherwise, so what is quick was woken by a hint.
 
 use crate::{
+    forced,
     program::{Client, Event, Home, Program, Scene, until},
     stub_llm::{Gate, Recorded, Reply, StubLlm},
 };
@@ -20,11 +21,7 @@ use std::{
 const UNHINTED: Duration = Duration::from_secs(10);
 
 fn delegate(agent: AgentId, prompts: &[&str]) -> Reply {
-    let tasks: Vec<Value> = prompts
-        .iter()
-        .map(|prompt| json!({"agent_group_id": agent, "prompt": prompt}))
-        .collect();
-    Reply::call("delegate_tasks", json!({ "tasks": tasks }))
+    Reply::call("delegate_tasks", forced::delegate(agent, prompts))
 }
 
 /// A lead that delegates three things to `agent` and answers with their results; children answer when `gate` is open.
