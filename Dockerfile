@@ -15,11 +15,12 @@ RUN apt-get update \
 COPY --from=build /reconvene /usr/local/bin/reconvene
 USER reconvene
 WORKDIR /var/lib/reconvene
-ENV SERVER_HOST=0.0.0.0 SERVER_PORT=8080 DATA_DIR=/var/lib/reconvene LOG_FORMAT=json
+# Whatever its roles, a container tells of its health on 8080; one with the role api serves there too.
+ENV SERVER_HOST=0.0.0.0 SERVER_PORT=8080 SERVER_HEALTH_PORT=8080 DATA_DIR=/var/lib/reconvene LOG_FORMAT=json
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 # bash speaks HTTP well enough for this; the image needs no curl.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["bash", "-c", \
-    "exec 3<>/dev/tcp/127.0.0.1/$SERVER_PORT && printf 'GET /healthz HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && head -n 1 <&3 | grep -q ' 200 '"]
+    "exec 3<>/dev/tcp/127.0.0.1/$SERVER_HEALTH_PORT && printf 'GET /healthz HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && head -n 1 <&3 | grep -q ' 200 '"]
 ENTRYPOINT ["reconvene"]
 CMD ["serve"]

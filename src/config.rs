@@ -54,6 +54,9 @@ pub struct Server {
     pub host: String,
     /// 0: any free port.
     pub port: u16,
+    /// For a process of any role. `None`: only the API tells of its health.
+    #[serde(deserialize_with = "number_or_text")]
+    pub health_port: Option<u16>,
     pub shutdown_grace_seconds: u64,
     pub body_limit_bytes: usize,
     pub request_timeout_seconds: u64,
@@ -158,6 +161,7 @@ pub struct Signals {
 #[serde(deny_unknown_fields)]
 pub struct SpawnTasks {
     pub max_depth: u32,
+    /// 0 = unlimited.
     pub max_children_per_call: u32,
     pub default_timeout_minutes: u32,
     pub max_timeout_minutes: u32,
@@ -239,18 +243,29 @@ pub fn program_folders() -> Vec<PathBuf> {
 }
 
 /// An optional number has no default that would tell its type, so from the environment it arrives as text.
-fn number_or_text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
+fn number_or_text<'de, D, N>(value: D) -> Result<Option<N>, D::Error>
+where
+    D: Deserializer<'de>,
+    N: TryFrom<u64>,
+{
+    use serde::de::Error;
     use serde_json::Value;
     let text = match Option::<Value>::deserialize(value)? {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::String(text)) => text,
         Some(other) => other.to_string(),
     };
-    text.trim().parse().map(Some).map_err(|_| {
-        serde::de::Error::custom(format_args!(
+    let number: u64 = text.trim().parse().map_err(|_| {
+        D::Error::custom(format_args!(
             "`{text}` is not a whole number that is 0 or more"
         ))
-    })
+    })?;
+    let number = N::try_from(number).map_err(|_| {
+        D::Error::custom(format_args!(
+            "{number} is out of range; the comment in config.yaml gives it"
+        ))
+    })?;
+    Ok(Some(number))
 }
 
 #[cfg(test)]

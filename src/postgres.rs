@@ -126,29 +126,67 @@ impl Embedded {
     /// Attaches to the database in `data_dir`; makes it and starts the server if need be. Takes about a second the first
     /// time, and as long as recovery needs after a crash.
     pub async fn open(data_dir: &Path, bin_dir: Option<&Path>) -> Result<Embedded, PostgresError> {
+        let opened = Self::open_unless(data_dir, bin_dir, std::future::pending()).await?;
+        Ok(opened.expect("nothing asks it to stop"))
+    }
+
+    /// Like `open`, but gives up when `stop` comes first: then nothing that this call has started is left running.
+    pub async fn open_unless(
+        data_dir: &Path,
+        bin_dir: Option<&Path>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Option<Embedded>, PostgresError> {
+        let mut stop = std::pin::pin!(stop);
         let home = Home::prepare(data_dir)?;
         let programs = Programs::find(bin_dir, &home)?;
-        let turn = take_turn(&home).await?;
-
         let attached = open_lock(&home.attached_lock())?;
-        attached
-            .lock_shared()
-            .map_err(io("the lock file cannot be locked"))?;
-        let password = server::make_cluster_if_missing(&home, &programs).await?;
-        let mut server = Server::default();
-        let started = server.start_if_dead(&home, &programs, &password).await?;
-        server::create_database_if_missing(&home, &password, DATABASE).await?;
-        drop(turn);
-
-        let how = if started { "started" } else { "found running" };
-        info!("private database {how} in {}", home.dir().display());
-        Ok(Embedded {
+        let prepared = async {
+            let turn = take_turn(&home).await?;
+            attached
+                .lock_shared()
+                .map_err(io("the lock file cannot be locked"))?;
+            let password = server::make_cluster_if_missing(&home, &programs).await?;
+            Ok((turn, password))
+        };
+        let (turn, password) = tokio::select! {
+            prepared = prepared => prepared?,
+            () = &mut stop => return Ok(None),
+        };
+        let embedded = Embedded {
             home,
             programs,
             password,
             attached,
-            server: Mutex::new(server),
-        })
+            server: Mutex::default(),
+        };
+        let started = tokio::select! {
+            started = embedded.start() => started.map(Some),
+            () = stop => Ok(None),
+        };
+        let how = match started {
+            Ok(Some(true)) => "started",
+            Ok(Some(false)) => "found running",
+            given_up => {
+                let detached = embedded.detach(turn).await;
+                given_up?;
+                return detached.map(|()| None);
+            }
+        };
+        info!(
+            "private database {how} in {}",
+            embedded.home.dir().display()
+        );
+        Ok(Some(embedded))
+    }
+
+    /// Brings the server up if it is down, with a database; `true` if it was. The caller has the turn.
+    async fn start(&self) -> Result<bool, PostgresError> {
+        let mut server = self.server.lock().await;
+        let started = server
+            .start_if_dead(&self.home, &self.programs, &self.password)
+            .await?;
+        server::create_database_if_missing(&self.home, &self.password, DATABASE).await?;
+        Ok(started)
     }
 
     /// How to connect to the database `reconvene`, as its owner.
@@ -182,13 +220,17 @@ impl Embedded {
 
     /// Detaches. The last process to do so stops the server; all connections must be closed before, or they are cut.
     pub async fn close(self) -> Result<(), PostgresError> {
+        let turn = take_turn(&self.home).await?;
+        self.detach(turn).await
+    }
+
+    async fn detach(self, _turn: File) -> Result<(), PostgresError> {
         let Embedded {
             home,
             attached,
             server,
             ..
         } = self;
-        let _turn = take_turn(&home).await?;
         attached
             .unlock()
             .map_err(io("the lock file cannot be unlocked"))?;

@@ -92,7 +92,7 @@ pub struct Prompts {
     templates: Environment<'static>,
     /// The tools' descriptions, by tool.
     tools: BTreeMap<String, String>,
-    /// The origin of each template, for messages.
+    /// The origin of the one template, for messages.
     system_file: String,
     /// Stands where a section begins. Made at start and unknown outside, so that no value can forge a section.
     mark: String,

@@ -93,6 +93,7 @@ pub enum FeedContent {
     },
     Status {
         status: String,
+        /// Of `failed`: what happened.
         reason: Option<String>,
     },
 }

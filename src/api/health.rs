@@ -56,14 +56,21 @@ pub struct Readiness {
 )]
 pub async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
     let newest = MIGRATIONS.iter().map(|migration| migration.version).max();
-    let (database, migrations) = match store::health::schema_version(&app.pool).await {
-        Err(error) => {
-            tracing::warn!(error = %Causes(&error), "not ready, the database does not answer");
-            ("unavailable", "unknown")
-        }
-        Ok(applied) if applied < newest => ("ok", "pending"),
-        Ok(applied) if applied > newest => ("ok", "ahead"),
-        Ok(_) => ("ok", "applied"),
+    let version = match app.outage.is_known().await {
+        true => None,
+        false => match store::health::schema_version(&app.pool).await {
+            Ok(version) => Some(version),
+            Err(error) => {
+                tracing::warn!(error = %Causes(&error), "not ready, the database does not answer");
+                None
+            }
+        },
+    };
+    let (database, migrations) = match version {
+        None => ("unavailable", "unknown"),
+        Some(applied) if applied < newest => ("ok", "pending"),
+        Some(applied) if applied > newest => ("ok", "ahead"),
+        Some(_) => ("ok", "applied"),
     };
     let ready = matches!(migrations, "applied" | "ahead") && !app.shutdown.is_cancelled();
     let status = if ready {

@@ -16,6 +16,7 @@ pub mod extract;
 pub mod feed;
 mod health;
 mod openapi;
+pub mod outage;
 pub mod stream;
 pub mod tasks;
 pub mod tools;
@@ -30,6 +31,7 @@ use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use error::Error;
 use sqlx::PgPool;
 use std::any::Any;
@@ -55,6 +57,7 @@ pub struct App {
     pub hub: Arc<Hub>,
     /// Asked whether hints of other processes arrive, for `/readyz`.
     pub bus: Arc<Bus>,
+    pub outage: Arc<outage::Outage>,
     pub submitter: Submitter,
     pub auth: Arc<auth::Auth>,
     /// What tools are described with.
@@ -99,21 +102,40 @@ pub fn router(app: App) -> axum::Router {
         .with_state(app)
 }
 
+/// Health and readiness alone, for a port of their own: a process without the role api answers nothing else.
+pub fn health_router(app: App) -> axum::Router {
+    axum::Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .fallback(async || Error::RouteNotFound)
+        .method_not_allowed_fallback(async || Error::MethodNotAllowed)
+        .with_state(app)
+}
+
 /// The OpenAPI document, as `/api/openapi.json` shows it.
 pub fn document() -> utoipa::openapi::OpenApi {
-    openapi::complete(timed_routes().merge(stream_routes()).into_openapi())
+    let routes = health_routes().merge(timed_routes()).merge(stream_routes());
+    openapi::complete(routes.into_openapi())
 }
 
 fn documented_routes(app: &App) -> OpenApiRouter<App> {
-    timed_routes()
-        .layer(middleware::from_fn_with_state(app.clone(), time_out))
-        .merge(stream_routes())
+    let timed = middleware::from_fn_with_state(app.clone(), time_out);
+    let of_database = timed_routes().layer(timed.clone()).merge(stream_routes());
+    let refusing = middleware::from_fn_with_state(app.clone(), outage::refuse_at_once);
+    health_routes()
+        .layer(timed)
+        .merge(of_database.layer(refusing))
 }
 
-fn timed_routes() -> OpenApiRouter<App> {
+/// Routes that tell of an outage in words of their own.
+fn health_routes() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(openapi::skeleton())
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
+}
+
+fn timed_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
         .merge(chat::router())
         .merge(tasks::router())
         .merge(deletes::router())

@@ -61,6 +61,9 @@ impl FromQuery for StreamQuery {
 struct Delta<'a> {
     turn: i32,
     text: &'a str,
+    /// The model was asked again: what came before in this turn is void.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    reset: bool,
 }
 
 /// The client's Last-Event-ID is not a place in this feed: it gets the whole feed, and forgets what it has.
@@ -73,7 +76,8 @@ struct Reset {
 ///
 /// Server-Sent Events. A feed item has its `seq` as event id, its `kind` as event name and itself as JSON data; a client
 /// that reconnects with `Last-Event-ID` gets every later item once, in order. `delta` events (`{"turn", "text"}`) carry
-/// model text as it is written and are not repeated; the `assistant_message` that follows has the whole text. `reset`
+/// model text as it is written and are not repeated; the `assistant_message` that follows has the whole text. A `delta`
+/// with `"reset": true` says that the model was asked again: drop the text of this turn so far. The event `reset`
 /// says that the Last-Event-ID was not a place in this feed and that the whole feed follows. The stream ends when the
 /// token expires, the task is deleted or the server stops: reconnect.
 #[utoipa::path(
@@ -196,7 +200,7 @@ impl Follower {
                 change = self.watch.changed() => match change {
                     Change::Feed | Change::Lagged => self.look = true,
                     Change::Delta { turn, text } if turn > self.settled_turn => {
-                        let delta = Delta { turn, text: &text };
+                        let delta = Delta { turn, text: &text, reset: text.is_empty() };
                         self.queue.extend(Event::default().event("delta").json_data(delta).ok());
                     }
                     Change::Delta { .. } => {}

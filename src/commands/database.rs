@@ -1,5 +1,6 @@
 //! Opens the database that the configuration means: the one at `database.url`, or the private one in `data_dir`.
 
+use super::UsageError;
 use crate::config::{Algorithm, Config};
 use crate::postgres::{Embedded, PostgresError};
 use secrecy::ExposeSecret;
@@ -81,6 +82,15 @@ const PLANS: [(&str, &str); 4] = [
 
 /// Connects once, so that a wrong address or password shows now and with its reason, then hands out a pool.
 pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
+    let opened = open_database_unless(config, std::future::pending()).await?;
+    Ok(opened.expect("nothing asks it to stop"))
+}
+
+/// Like `open_database`, but gives up when `stop` comes first: then no private server that was on its way is left.
+pub async fn open_database_unless(
+    config: &Config,
+    stop: impl Future<Output = ()>,
+) -> Result<Option<Database>, DatabaseError> {
     let settings = &config.database;
     let wait = Duration::from_secs(settings.acquire_timeout_seconds);
     let (options, embedded) = match &settings.url {
@@ -90,12 +100,18 @@ pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
                 .parse()
                 .map_err(|_| DatabaseError::BadUrl)?;
             let options = options.application_name("reconvene");
-            try_connection(&options, wait).await?;
+            tokio::select! {
+                connected = try_connection(&options, wait) => connected?,
+                () = stop => return Ok(None),
+            }
             (options, None)
         }
         None => {
-            let embedded = Embedded::open(&config.data_dir, settings.bin_dir.as_deref()).await?;
-            (embedded.options(), Some(embedded))
+            let bin_dir = settings.bin_dir.as_deref();
+            match Embedded::open_unless(&config.data_dir, bin_dir, stop).await? {
+                Some(embedded) => (embedded.options(), Some(embedded)),
+                None => return Ok(None),
+            }
         }
     };
     let pool = PgPoolOptions::new()
@@ -112,7 +128,7 @@ pub async fn open_database(config: &Config) -> Result<Database, DatabaseError> {
             })
         })
         .connect_lazy_with(options.options(PLANS));
-    Ok(Database { pool, embedded })
+    Ok(Some(Database { pool, embedded }))
 }
 
 async fn try_connection(options: &PgConnectOptions, wait: Duration) -> Result<(), DatabaseError> {
@@ -152,12 +168,8 @@ fn place(options: &PgConnectOptions) -> String {
 }
 
 /// Why HS256 has no key to work with.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "auth.jwt_secret (AUTH_JWT_SECRET) is not set, and the database at database.url is shared by machines that must agree \
-     on it: set it to at least 32 bytes (openssl rand -hex 32)"
-)]
-pub struct NoSigningSecret;
+const NO_SIGNING_SECRET: &str = "auth.jwt_secret (AUTH_JWT_SECRET) is not set, and the database at database.url is shared \
+    by machines that must agree on it: set it to at least 32 bytes (openssl rand -hex 32)";
 
 /// Fills in `auth.jwt_secret` where it may be left out: with the private database it is made once and kept beside it.
 /// Every command that makes or checks tokens calls this first.
@@ -166,7 +178,7 @@ pub fn settle_signing_secret(config: &mut Config) -> anyhow::Result<()> {
         return Ok(());
     }
     if config.database.url.is_some() {
-        return Err(crate::commands::UsageError(NoSigningSecret.to_string()).into());
+        return Err(UsageError(NO_SIGNING_SECRET.to_owned()).into());
     }
     config.auth.jwt_secret = Some(Embedded::secret(&config.data_dir, "jwt.secret")?);
     Ok(())

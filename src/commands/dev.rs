@@ -23,17 +23,22 @@ const MESSAGE: &str = "We want to offer guided walks in our town. Please work on
 const PATIENCE: Duration = Duration::from_secs(600);
 
 pub async fn run(mut config: Config, once: bool) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
     database::settle_signing_secret(&mut config)?;
-    let database = database::open_database(&config).await?;
+    let Some(database) = database::open_database_unless(&config, signals.received()).await? else {
+        return Err(stopped());
+    };
     let shown = async {
-        migrate::settle(&database).await?;
+        tokio::select! {
+            settled = migrate::settle(&database) => settled?,
+            () = signals.received() => return Err(stopped()),
+        }
         let demo = seed_demo(&database.pool).await?;
         let signing = config.auth.clone();
-        let mut signals = Signals::listen()?;
         let service = Service::start(config, Roles::ALL, database.pool.clone()).await?;
         let shown = tokio::select! {
             shown = demonstrate(&service, &demo) => shown,
-            () = signals.received() => Err(anyhow!("stopped before the demonstration had ended")),
+            () = signals.received() => Err(stopped()),
         };
         if once || shown.is_err() {
             service.stop(&mut signals).await;
@@ -46,6 +51,10 @@ pub async fn run(mut config: Config, once: bool) -> anyhow::Result<()> {
     let result = database.look_after(shown).await;
     database.close().await?;
     result
+}
+
+fn stopped() -> anyhow::Error {
+    anyhow!("stopped before the demonstration had ended")
 }
 
 const TOKEN_TTL: Duration = Duration::from_secs(12 * 3600);

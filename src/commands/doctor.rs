@@ -6,6 +6,7 @@
 use super::database::{self, Database};
 use super::{migrate, one_line};
 use crate::config::{Algorithm, Config, ConfigError, Provider};
+use crate::llm::OPENAI_BASE_URL;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
 use secrecy::ExposeSecret;
@@ -17,7 +18,6 @@ use std::time::Duration;
 /// Tokens tolerate a clock that is off by `auth.leeway_seconds`; beyond this it is worth a word.
 const SKEW_MAX: TimeDelta = TimeDelta::seconds(2);
 const MODEL_TIMEOUT: Duration = Duration::from_secs(10);
-const OPENAI_BASE_URL: &str = "https://api.openai.com/v1";
 
 #[derive(Args, Debug)]
 #[command(after_help = "\

@@ -4,8 +4,9 @@
 //! had in time is given up and tried again from where it stopped; each migration is a transaction of its own.
 
 use super::database::{self, Database};
+use super::serve::Signals;
 use crate::config::Config;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::postgres::{PgConnection, PgPool};
 use sqlx::{ConnectOptions, Connection};
@@ -30,8 +31,16 @@ pub fn migrator() -> Migrator {
 }
 
 pub async fn run(config: &Config, json: bool) -> anyhow::Result<()> {
-    let database = database::open_database(config).await?;
-    let outcome = apply(&database.pool).await;
+    let mut signals = Signals::listen()?;
+    let stopped = || anyhow!("stopped; what was applied before stays, the rest is unchanged");
+    let Some(database) = database::open_database_unless(config, signals.received()).await? else {
+        return Err(stopped());
+    };
+    let outcome = tokio::select! {
+        outcome = apply(&database.pool) => outcome,
+        // A migration that was under way is rolled back when its connection goes.
+        () = signals.received() => Err(stopped()),
+    };
     database.close().await?;
     let applied = outcome?;
     match (json, applied.as_slice()) {
@@ -86,7 +95,11 @@ async fn apply_once(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateErr
         .connect_options()
         .as_ref()
         .clone()
-        .options([("lock_timeout", LOCK_TIMEOUT)])
+        .options([
+            ("lock_timeout", LOCK_TIMEOUT),
+            // Every run asks for sqlx's books `if not exists`, and would be told each time that they do.
+            ("client_min_messages", "warning"),
+        ])
         .disable_statement_logging();
     let mut connection = options.connect().await?;
     let outcome = migrator.run(&mut connection).await;

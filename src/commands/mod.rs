@@ -43,8 +43,8 @@ Settings: config.yaml lists all of them. Each is also an environment variable, i
 capitals with `_`: server.port is SERVER_PORT.
 
 Exit codes:
-  0  done
-  1  failed; `doctor`: a check failed
+  0  done; `serve`: ended by SIGTERM or Ctrl-C, while it was starting too
+  1  failed; `doctor`: a check failed; `migrate`, `dev`: stopped before the end
   2  wrong usage or configuration
   3  the database cannot be reached or started
   4  refused because of what exists: no such workspace, or the name is taken";

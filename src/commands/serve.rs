@@ -1,7 +1,7 @@
 //! `serve`: the roles of one process, from start to the end of the grace.
 
 use super::{database, migrate};
-use crate::api::{self, App, auth::Auth};
+use crate::api::{self, App, auth::Auth, outage::Outage};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::domain::ids::ProcessId;
@@ -82,18 +82,21 @@ impl Roles {
     }
 }
 
-/// A process that serves: its loops, and its listener if it has the role.
+/// A process that serves: its loops, and its listeners if it has any.
 pub struct Service {
     pub pool: PgPool,
     pub hub: Arc<Hub>,
     pub submitter: Submitter,
     /// Where the API is reached; `None` without the role.
     pub address: Option<SocketAddr>,
+    /// Where its health is asked, if that has a port of its own.
+    pub health_address: Option<SocketAddr>,
     pub shutdown: Shutdown,
     parts: JoinSet<&'static str>,
-    /// Carries the hints of the other parts, so it ends after them.
-    bus: JoinSet<&'static str>,
-    bus_shutdown: Shutdown,
+    /// What ends after them: the bus, which carries their hints, and the answers about health, since a process that stops
+    /// is alive.
+    last_parts: JoinSet<&'static str>,
+    last_shutdown: Shutdown,
     grace: Duration,
 }
 
@@ -108,23 +111,44 @@ impl Service {
         let prompts = Arc::new(Prompts::load(config.prompts_dir.as_deref())?);
         let auth = Arc::new(Auth::new(&config.auth)?);
         let listener = match roles.api {
-            true => Some(listen(&config).await?),
+            true => Some(listen(&config, config.server.port, "server.port").await?),
             false => None,
         };
-        let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
+        let health_listener = match config.server.health_port {
+            // The API answers there already.
+            Some(port) if roles.api && port != 0 && port == config.server.port => None,
+            Some(port) => Some(listen(&config, port, "server.health_port").await?),
+            None => None,
+        };
+        let address_of = |listener: &Option<TcpListener>| {
+            listener.as_ref().map(TcpListener::local_addr).transpose()
+        };
+        let (address, health_address) = (address_of(&listener)?, address_of(&health_listener)?);
         let names = roles.names();
 
         let mut parts = JoinSet::new();
         let bus = Arc::new(Bus::new(hub.clone(), pool.clone(), names.clone()));
-        let bus_shutdown = Shutdown::new();
-        let mut bus_part = JoinSet::new();
-        bus_part.spawn({
-            let (bus, shutdown) = (bus.clone(), bus_shutdown.clone());
+        let last_shutdown = Shutdown::new();
+        let mut last_parts = JoinSet::new();
+        last_parts.spawn({
+            let (bus, shutdown) = (bus.clone(), last_shutdown.clone());
             async move {
                 bus.run(shutdown).await;
                 "the bus"
             }
         });
+        let app = App {
+            pool: pool.clone(),
+            config: config.clone(),
+            hub: hub.clone(),
+            outage: Arc::new(Outage::new(bus.clone(), &pool)),
+            bus,
+            submitter: submitter.clone(),
+            auth,
+            prompts: prompts.clone(),
+            roles: names.into(),
+            shutdown: shutdown.soft.clone(),
+        };
         if roles.orchestrator {
             let orchestrator = Orchestrator::new(&config, pool.clone(), hub.clone());
             let shutdown = shutdown.clone();
@@ -139,7 +163,7 @@ impl Service {
                 pool.clone(),
                 hub.clone(),
                 models,
-                prompts.clone(),
+                prompts,
                 shutdown.clone(),
             );
             parts.spawn(async move {
@@ -147,18 +171,21 @@ impl Service {
                 "the worker"
             });
         }
+        if let Some(listener) = health_listener {
+            let server = axum::serve(listener, api::health_router(app.clone()));
+            let stop = last_shutdown.soft.clone();
+            last_parts.spawn(async move {
+                // Its answers are short; nobody loses anything by the end of the last one.
+                tokio::select! {
+                    result = server => if let Err(error) = result {
+                        tracing::error!(%error, "the answers about health ended: {error}");
+                    },
+                    () = stop.cancelled() => {}
+                }
+                "the health port"
+            });
+        }
         if let Some(listener) = listener {
-            let app = App {
-                pool: pool.clone(),
-                config: config.clone(),
-                hub: hub.clone(),
-                bus,
-                submitter: submitter.clone(),
-                auth,
-                prompts,
-                roles: names.into(),
-                shutdown: shutdown.soft.clone(),
-            };
             let (soft, hard) = (shutdown.soft.clone(), shutdown.hard.clone());
             parts.spawn(async move {
                 let server = axum::serve(listener, api::router(app))
@@ -178,10 +205,11 @@ impl Service {
             hub,
             submitter,
             address,
+            health_address,
             shutdown,
             parts,
-            bus: bus_part,
-            bus_shutdown,
+            last_parts,
+            last_shutdown,
             grace,
         })
     }
@@ -192,7 +220,7 @@ impl Service {
         let early = tokio::select! {
             () = signals.received() => None,
             part = self.parts.join_next() => Some(part),
-            part = self.bus.join_next() => Some(part),
+            part = self.last_parts.join_next() => Some(part),
         };
         self.stop(signals).await;
         match early {
@@ -222,8 +250,8 @@ impl Service {
             self.shutdown.hard.cancel();
             let _ = tokio::time::timeout(LAST_STATEMENTS, all_of(&mut self.parts)).await;
         }
-        self.bus_shutdown.soft.cancel();
-        let _ = tokio::time::timeout(LAST_STATEMENTS, all_of(&mut self.bus)).await;
+        self.last_shutdown.soft.cancel();
+        let _ = tokio::time::timeout(LAST_STATEMENTS, all_of(&mut self.last_parts)).await;
     }
 }
 
@@ -258,13 +286,22 @@ async fn all_of(parts: &mut JoinSet<&'static str>) {
     while parts.join_next().await.is_some() {}
 }
 
-/// Runs the roles until a signal.
+/// Runs the roles until a signal, which may come while all is still on its way up.
 pub async fn run(mut config: Config, roles: Roles) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
     database::settle_signing_secret(&mut config)?;
-    let database = database::open_database(&config).await?;
+    let Some(database) = database::open_database_unless(&config, signals.received()).await? else {
+        tracing::info!("asked to stop before the database was open");
+        return Ok(());
+    };
     let served = async {
-        migrate::settle(&database).await?;
-        let mut signals = Signals::listen()?;
+        tokio::select! {
+            settled = migrate::settle(&database) => settled?,
+            () = signals.received() => {
+                tracing::info!("asked to stop before anything was served");
+                return Ok(());
+            }
+        }
         let service = Service::start(config, roles, database.pool.clone()).await?;
         announce(&service, roles)?;
         service.run_until_signal(&mut signals).await
@@ -280,20 +317,25 @@ fn announce(service: &Service, roles: Roles) -> anyhow::Result<()> {
     if let Some(address) = service.address {
         super::print(format!("Reconvene listens on http://{address}"))?;
     }
+    if let Some(address) = service.health_address {
+        super::print(format!("Health is asked at http://{address}/healthz"))?;
+    }
     Ok(())
 }
 
-async fn listen(config: &Config) -> anyhow::Result<TcpListener> {
-    let (host, port) = (config.server.host.as_str(), config.server.port);
+/// `setting` is the one that gives the port.
+async fn listen(config: &Config, port: u16, setting: &str) -> anyhow::Result<TcpListener> {
+    let host = config.server.host.as_str();
     TcpListener::bind((host, port)).await.map_err(|error| {
+        let variable = Config::variable(setting);
         let advice = match error.kind() {
             std::io::ErrorKind::AddrInUse => {
-                "another program listens there; stop it, or set server.port (SERVER_PORT), 0 for any free one"
+                format!("another program listens there; stop it, or set {setting} ({variable}), 0 for any free one")
             }
             std::io::ErrorKind::PermissionDenied => {
-                "this user may not listen there; choose a port above 1023 (SERVER_PORT)"
+                format!("this user may not listen there; choose a port above 1023 ({variable})")
             }
-            _ => "check server.host and server.port (SERVER_HOST, SERVER_PORT)",
+            _ => format!("check server.host and {setting} (SERVER_HOST, {variable})"),
         };
         anyhow::anyhow!("can not listen on {host}:{port}: {error}; {advice}")
     })

@@ -36,6 +36,11 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         ),
         ("server.port", server.port.into(), 0..=65535),
         (
+            "server.health_port",
+            server.health_port.unwrap_or(0).into(),
+            0..=65535,
+        ),
+        (
             "server.shutdown_grace_seconds",
             server.shutdown_grace_seconds,
             1..=600,
@@ -107,7 +112,7 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         (
             "spawn_tasks.max_children_per_call",
             spawn_tasks.max_children_per_call.into(),
-            1..=10_000,
+            0..=10_000,
         ),
         (
             "spawn_tasks.default_timeout_minutes",

@@ -337,6 +337,11 @@ fn a_bad_variable_is_refused_by_its_name() {
             "0",
             "llm.max_output_tokens: 0 is not in the range 1 to 10000000",
         ),
+        (
+            "SERVER_HEALTH_PORT",
+            "65536",
+            "server.health_port: 65536 is out of range; the comment in config.yaml gives it",
+        ),
     ] {
         let err = load(&[(name, value)]).unwrap_err();
         assert_eq!(
@@ -344,6 +349,23 @@ fn a_bad_variable_is_refused_by_its_name() {
             format!("environment variable {name}: {refusal}")
         );
     }
+}
+
+// D-4: 0 = unlimited is a setting that can be made.
+#[test]
+fn the_limit_of_children_per_call_may_be_lifted() {
+    let limit = |value: &str| {
+        load(&[("SPAWN_TASKS_MAX_CHILDREN_PER_CALL", value)])
+            .map(|config| config.spawn_tasks.max_children_per_call)
+            .map_err(|refusal| refusal.to_string())
+    };
+    assert_eq!(limit("0"), Ok(0));
+    assert_eq!(limit("10000"), Ok(10_000));
+    let refusal = limit("10001").unwrap_err();
+    assert!(
+        refusal.contains("10001 is not in the range 0 to 10000"),
+        "{refusal}"
+    );
 }
 
 #[test]

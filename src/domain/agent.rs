@@ -9,7 +9,7 @@ mod parse;
 mod roster_entry;
 
 pub use fields::FieldError;
-pub use parse::{InvalidDefinition, merge_patch};
+pub use parse::InvalidDefinition;
 pub use roster_entry::RosterEntry;
 
 use serde::{Deserialize, Serialize};

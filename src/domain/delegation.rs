@@ -2,6 +2,7 @@
 //! wakes with. Guards that need the database (targets, tree size) get what they need as data.
 
 use super::{
+    decision::clean,
     ids::{AgentId, GroupId, TaskId},
     task::{Failure, TaskStatus},
     text::{MESSAGE_CHARS_MAX, Title, cut_chars},
@@ -182,7 +183,7 @@ fn expand(
     }
     let given_title = entry.title.as_deref().filter(|t| !t.trim().is_empty());
     let Some(inputs) = &entry.inputs else {
-        let prompt = storable(&entry.prompt);
+        let prompt = clean(&entry.prompt).into_owned();
         let title = Title::from_text(given_title.unwrap_or(&entry.prompt));
         if prompt.chars().count() > MESSAGE_CHARS_MAX {
             return refuse(&format!(
@@ -204,10 +205,10 @@ fn expand(
     }
     for value in inputs {
         let value = match value {
-            Value::String(text) => storable(text),
-            other => storable(&other.to_string()),
+            Value::String(text) => clean(text).into_owned(),
+            other => clean(&other.to_string()).into_owned(),
         };
-        let prompt = fill(&storable(&entry.prompt), &value, "\n\n");
+        let prompt = fill(&clean(&entry.prompt), &value, "\n\n");
         if prompt.chars().count() > MESSAGE_CHARS_MAX {
             return refuse(&format!(
                 "`prompt` with its input is longer than {MESSAGE_CHARS_MAX} characters."
@@ -234,10 +235,6 @@ fn fill(template: &str, value: &str, joint: &str) -> String {
     } else {
         format!("{template}{joint}{value}")
     }
-}
-
-fn storable(text: &str) -> String {
-    text.replace('\0', "\u{2400}")
 }
 
 /// A child as a call's result names it.
@@ -627,6 +624,23 @@ mod tests {
             children(entry(json!({"inputs": vec!["a"; 250]}))).len(),
             250
         );
+    }
+
+    // D-4
+    #[test]
+    fn a_limit_of_zero_children_per_call_is_none() {
+        let args =
+            json!({"tasks": [{"agent_group_id": X, "prompt": "p", "inputs": vec![1; 10_001]}]});
+        let args = serde_json::from_value(args).unwrap();
+        let unlimited = Limits {
+            max_children_per_call: 0,
+            ..LIMITS
+        };
+        assert_eq!(
+            plan(&args, by(0), &unlimited).unwrap().children.len(),
+            10_001
+        );
+        assert!(plan(&args, by(0), &LIMITS).is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What people may write: message texts and titles, parsed once at the edge (T-3).
 
+use super::decision::clean;
+
 /// At most so many characters in a message, after trimming.
 pub const MESSAGE_CHARS_MAX: usize = 100_000;
 /// At most so many characters in a title; longer ones are cut, on a character boundary.
@@ -61,8 +63,8 @@ impl Title {
 
     /// The first line that is not blank: for titles made by code or models, where there is nobody to refuse to.
     pub fn from_text(text: &str) -> Self {
-        let text = text.replace('\0', "\u{2400}");
-        text.lines()
+        clean(text)
+            .lines()
             .find_map(Self::cut)
             .unwrap_or_else(|| Self("Untitled".into()))
     }

@@ -41,9 +41,7 @@ pub async fn create(
     let mut tx = pool.begin().await?;
     let id = AgentId::new();
     insert_published(&mut tx, workspace, id, Template::Custom, definition).await?;
-    let agent = agents::get(&mut tx, workspace, id)
-        .await?
-        .ok_or(EditError::NotFound)?;
+    let agent = existing(&mut tx, workspace, id).await?;
     tx.commit().await?;
     Ok(agent)
 }
@@ -58,9 +56,7 @@ pub async fn create_draft(
     let id = AgentId::new();
     agents::insert(&mut tx, workspace, id, Template::Custom, definition).await?;
     agents::save_draft_if_revision(&mut tx, workspace, id, 0, definition).await?;
-    let agent = agents::get(&mut tx, workspace, id)
-        .await?
-        .ok_or(EditError::NotFound)?;
+    let agent = existing(&mut tx, workspace, id).await?;
     tx.commit().await?;
     Ok(agent)
 }
@@ -75,18 +71,14 @@ pub async fn patch(
 ) -> Result<Agent, EditError> {
     let mut tx = pool.begin().await?;
     lock_at(&mut tx, workspace, id, Some(revision)).await?;
-    let before = agents::get(&mut tx, workspace, id)
-        .await?
-        .ok_or(EditError::NotFound)?;
+    let before = existing(&mut tx, workspace, id).await?;
     let draft = before.draft.patched(patch)?;
     if !agents::save_draft_if_revision(&mut tx, workspace, id, revision, &draft).await? {
         return Err(EditError::Stale {
             current: before.revision,
         });
     }
-    let agent = agents::get(&mut tx, workspace, id)
-        .await?
-        .ok_or(EditError::NotFound)?;
+    let agent = existing(&mut tx, workspace, id).await?;
     tx.commit().await?;
     Ok(agent)
 }
@@ -101,9 +93,7 @@ pub async fn publish(
     let mut tx = pool.begin().await?;
     lock_at(&mut tx, workspace, id, revision).await?;
     agents::publish_locked(&mut tx, workspace, id).await?;
-    let agent = agents::get(&mut tx, workspace, id)
-        .await?
-        .ok_or(EditError::NotFound)?;
+    let agent = existing(&mut tx, workspace, id).await?;
     tx.commit().await?;
     Ok(agent)
 }
@@ -140,6 +130,15 @@ async fn lock_at(
         Some(revision) if revision != current => Err(EditError::Stale { current }),
         Some(_) | None => Ok(template),
     }
+}
+
+async fn existing(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+) -> Result<Agent, EditError> {
+    let agent = agents::get(conn, workspace, id).await?;
+    agent.ok_or(EditError::NotFound)
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -41,10 +41,12 @@ pub enum Outcome {
     Decided(Box<Decided>),
     /// A tool call has a result.
     Called(Box<Called>),
-    /// The step can not be done; the task fails with it.
+    /// The step can not be done; the task fails with it, unless somebody has written to it meanwhile.
     Failed {
         failure: Failure,
         model: Option<String>,
+        /// The newest item that the model was shown, if it was asked.
+        seen_seq: Option<i64>,
     },
 }
 
@@ -273,13 +275,23 @@ fn write(
     match outcome {
         Outcome::Decided(decided) => write_decision(changes, task, claim, decided, lease_secs),
         Outcome::Called(called) => Ok(write_result(changes, task, claim, called, lease_secs)),
-        Outcome::Failed { failure, model } => {
+        Outcome::Failed {
+            failure,
+            model,
+            seen_seq,
+        } => {
             changes.ended_steps.push(EndedStep {
                 model: model.clone(),
                 error: Some(failure.message.clone()),
                 ..ended(claim, StepStatus::Failed)
             });
-            finish::end(changes, task, finish::End::Failed(failure.clone()))?;
+            if seen_seq.is_some_and(|seen| task.state.news_seq > seen) {
+                // A message that has come meanwhile is answered, as it would be had it come a moment later (T-4, T-7).
+                let key = task.state.key;
+                changes.events.push(event(key, EventKind::TurnCommitted));
+            } else {
+                finish::end(changes, task, finish::End::Failed(failure.clone()))?;
+            }
             Ok(None)
         }
     }

@@ -9,6 +9,7 @@ use crate::{
     },
     store::changes::{Changes, NewSignal, TaskChange},
 };
+use serde_json::json;
 
 pub(super) enum End {
     Completed(String),
@@ -28,12 +29,18 @@ pub(super) fn end(
         End::Stopped => On::Stop,
     };
     task.state.status = task.state.status.next(on)?;
+    let mut item = Draft::status(task.state.status);
     match end {
         End::Completed(output) => task.state.output = Some(output),
-        End::Failed(failure) => task.state.failure = Some(failure),
+        End::Failed(failure) => {
+            // The task forgets it when it is reopened (T-7); its feed, and so its parent, does not.
+            let Failure { code, message } = &failure;
+            item = item.data(json!({"status": task.state.status, "code": code, "reason": message}));
+            task.state.failure = Some(failure);
+        }
         End::Stopped => {}
     }
-    task.add_item(changes, Draft::status(task.state.status));
+    task.add_item(changes, item);
     if task.state.is_child {
         changes.signals.push(NewSignal {
             workspace: task.state.key.workspace,

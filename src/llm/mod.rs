@@ -16,7 +16,7 @@ mod stream;
 mod wire;
 
 pub use offline::OfflineModel;
-pub use openai::{OpenAiModel, OpenAiSettings};
+pub use openai::{OPENAI_BASE_URL, OpenAiModel, OpenAiSettings};
 
 use crate::config;
 use crate::domain::agent::{ModelProvider, ModelSettings};

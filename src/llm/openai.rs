@@ -18,7 +18,8 @@ use secrecy::{ExposeSecret, SecretString};
 use std::error::Error as _;
 use std::time::{Duration, SystemTime};
 
-const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
+/// Where OpenAI itself answers.
+pub const OPENAI_BASE_URL: &str = "https://api.openai.com/v1";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the usage may lag behind the finish reason. The answer is complete by then.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,7 +58,7 @@ impl OpenAiModel {
             setting,
             reason: reason.to_owned(),
         };
-        let url = endpoint(settings.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
+        let url = endpoint(settings.base_url.as_deref().unwrap_or(OPENAI_BASE_URL))?;
         let is_openai = url
             .host_str()
             .is_some_and(|host| host == "api.openai.com" || host.ends_with(".api.openai.com"));
@@ -334,7 +335,7 @@ fn endpoint(base_url: &str) -> Result<Url, SettingsError> {
     };
     let mut url = Url::parse(base_url.trim()).map_err(|error| {
         wrong(format!(
-            "is not a URL ({error}); give one like {DEFAULT_BASE_URL}"
+            "is not a URL ({error}); give one like {OPENAI_BASE_URL}"
         ))
     })?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {

@@ -156,7 +156,8 @@ impl Server {
 
     /// Fast shutdown: connections are cut, everything committed is on disk.
     pub async fn stop(mut self, home: &Home) -> Result<(), PostgresError> {
-        if !self.is_listening(home).await {
+        // A child that does not listen yet is on its way up.
+        if !self.is_listening(home).await && self.child.is_none() {
             return Ok(());
         }
         let child = self
@@ -273,6 +274,8 @@ pub async fn make_cluster_if_missing(
             ])
             .arg("--pwfile")
             .arg(&handed_over)
+            // Whoever gives up waiting for it wants no cluster.
+            .kill_on_drop(true)
             .output()
             .await;
         let _ = std::fs::remove_file(&handed_over);

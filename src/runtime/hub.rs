@@ -60,7 +60,8 @@ impl Work {
 pub enum Change {
     /// The feed has grown: read the table.
     Feed,
-    /// A piece of the answer that the model is writing in this turn.
+    /// A piece of the answer that the model is writing in this turn. An empty one: it begins anew, and the pieces before
+    /// are void.
     Delta { turn: i32, text: String },
     /// The watcher was too slow and missed something: read the table.
     Lagged,
@@ -151,10 +152,20 @@ impl Hub {
         );
         if self.is_watched_elsewhere(task) {
             self.send(|out| match out.deltas.last_mut() {
-                Some((_, t, n, sofar)) if *t == task && *n == turn => sofar.push_str(text),
+                // An empty piece means something of its own.
+                Some((_, t, n, sofar))
+                    if *t == task && *n == turn && !sofar.is_empty() && !text.is_empty() =>
+                {
+                    sofar.push_str(text);
+                }
                 _ => out.deltas.push((workspace, task, turn, text.to_owned())),
             });
         }
+    }
+
+    /// The model is asked again in this turn: what it had written before is void.
+    pub fn answer_begins_anew(&self, workspace: WorkspaceId, task: TaskId, turn: i32) {
+        self.delta(workspace, task, turn, "");
     }
 
     /// These tasks have been stopped: whoever works for one of them lets go.

@@ -492,7 +492,8 @@ pub async fn reports(
         select a.group_id as "group: GroupId", a.status as "await_status: AwaitStatus",
             coalesce(t.id, a.correlation_key::uuid) as "task!: TaskId", coalesce(t.title, '') as "title!",
             coalesce(v.definition ->> 'name', '') as "agent_name!", coalesce(ended.status, t.status) as "status?: TaskStatus",
-            coalesce(t.output, ended.output) as output, t.error as "error: Json<Failure>", t.deleted_at is not null as "deleted!",
+            coalesce(t.output, ended.output) as output, coalesce(t.error, ended.error) as "error: Json<Failure>",
+            t.deleted_at is not null as "deleted!",
             (extract(epoch from t.finished_at - t.created_at) * 1000)::bigint as "duration_ms",
             coalesce(jsonb_array_length(v.definition -> 'tools'), 0) > 0 as "was_granted_tools!",
             coalesce(s.decides, 0) as "decides!", coalesce(s.calls, 0) as "calls!", coalesce(s.tokens, 0) as "tokens!"
@@ -511,7 +512,9 @@ pub async fn reports(
                 select m.text from task_items m
                 where m.workspace_id = e.workspace_id and m.task_id = e.task_id and m.seq < e.seq
                     and m.kind = 'assistant_message' and e.data ->> 'status' = 'completed'
-                order by m.seq desc limit 1) as output
+                order by m.seq desc limit 1) as output,
+                case when e.data ? 'code' then
+                    jsonb_build_object('code', e.data ->> 'code', 'message', e.data ->> 'reason') end as error
             from task_items e
             where e.workspace_id = t.workspace_id and e.task_id = t.id and e.kind = 'status'
                 and e.data ->> 'status' in ('completed', 'failed', 'stopped')

@@ -1,4 +1,5 @@
-//! Reading the feed for the model's history, and the cards that delegations and questions add to it.
+//! Reading the feed for the model's history, and the first messages of new tasks. All other items are written by
+//! `changes`.
 
 use super::{Error, changes::ItemKind, column};
 use crate::domain::{

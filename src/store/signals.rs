@@ -1,4 +1,5 @@
-//! Rows of `signals`: facts that may complete an await. They are inserted by `changes`, with the end that they tell of.
+//! Rows of `signals`: facts that may complete an await. That a child has ended is inserted by `changes`, with that end;
+//! what comes from outside is inserted here.
 
 use super::{Error, awaits::PendingAwait, column};
 use crate::domain::{

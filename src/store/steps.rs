@@ -299,7 +299,7 @@ pub async fn cancel_of_tasks(conn: &mut PgConnection, tasks: &[TaskKey]) -> Resu
     Ok(done.rows_affected())
 }
 
-/// Children that a call has made and never started, with their states.
+/// The children that these calls have made and never started.
 pub async fn unstarted_children(
     conn: &mut PgConnection,
     steps: &[(TaskKey, StepId)],

@@ -269,6 +269,7 @@ async fn fail(
     let outcome = Outcome::Failed {
         failure,
         model: None,
+        seen_seq: None,
     };
     let claim = step.claim;
     turn::commit(shared, Commit { claim, outcome })

@@ -12,7 +12,7 @@ use crate::{
         delegation::{Delegator, call_result},
         ids::{GroupId, TaskId},
         retry::next_delay,
-        step::Claim,
+        step::{Claim, StepKey},
         task::{Failure, TaskKey},
         task_await::WaitFor,
         text::cut_chars,
@@ -126,15 +126,7 @@ async fn decide(
     let claim = step.claim;
     let model = shared.models.name_for(&prepared.request.model);
     let begun = Instant::now();
-    let outcome = match ask(
-        shared,
-        &claim.key.task,
-        claim.key.workspace,
-        claim.key.turn,
-        prepared,
-    )
-    .await
-    {
+    let outcome = match ask(shared, &claim, prepared).await {
         Ok(decision) => Outcome::Decided(Box::new(Decided {
             decision,
             task: Some(step.task.clone()),
@@ -150,6 +142,7 @@ async fn decide(
                 "The model answered with neither text nor tool calls, twice. Send a new message to try again.",
             ),
             model: Some(model),
+            seen_seq: Some(prepared.seen_seq),
         },
         Err(Unanswered::Error(error)) => {
             let attempt = step.model_attempts as u32 + 1;
@@ -166,6 +159,7 @@ async fn decide(
                 Err(failure) => Outcome::Failed {
                     failure,
                     model: Some(model),
+                    seen_seq: Some(prepared.seen_seq),
                 },
             }
         }
@@ -194,15 +188,18 @@ enum Unanswered {
 }
 
 /// One attempt; an empty answer is asked for once more (T-15).
-async fn ask(
-    shared: &Shared,
-    task: &TaskId,
-    workspace: crate::domain::ids::WorkspaceId,
-    turn: i32,
-    prepared: &Prepared,
-) -> Result<Decision, Unanswered> {
-    let on_text = |text: &str| shared.hub.delta(workspace, *task, turn, text);
-    for _ in 0..2 {
+async fn ask(shared: &Shared, claim: &Claim, prepared: &Prepared) -> Result<Decision, Unanswered> {
+    let StepKey {
+        workspace,
+        task,
+        turn,
+        ..
+    } = claim.key;
+    let on_text = |text: &str| shared.hub.delta(workspace, task, turn, text);
+    for round in 0..2 {
+        if round > 0 || claim.attempt > 1 {
+            shared.hub.answer_begins_anew(workspace, task, turn);
+        }
         let decision = shared
             .models
             .decide(&prepared.request, &on_text)

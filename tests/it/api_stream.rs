@@ -244,6 +244,11 @@ async fn model_text_streams_as_deltas() {
             }
         );
     }
+    hub.answer_begins_anew(scene.workspace, scene.task, 1);
+    assert_eq!(
+        client.event().await.unwrap().data,
+        json!({"turn": 1, "text": "", "reset": true})
+    );
     item(
         &scene.api.pool,
         scene.workspace,

@@ -13,6 +13,7 @@ use reconvene::{
     },
     runtime::{Change, Hub},
 };
+use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgListener};
 use std::{
     collections::HashSet,
@@ -170,6 +171,42 @@ async fn a_watcher_sees_the_feed_and_the_text_of_another_process() {
     }
     assert_eq!(text, answer);
     assert!(pieces >= 2, "it came while it was written");
+    engine.close().await;
+    stop(processes).await;
+}
+
+// T-22, T-14: an answer that breaks off is begun anew, and its watcher knows
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_is_told_that_the_text_so_far_is_void() {
+    let engine = Engine::scripted_with(|_| {}).await;
+    let processes = start(&engine, &[(true, true)]).await;
+    let gate = Gate::new();
+    let half = json!({"choices": [{"index": 0, "delta": {"content": "half an ans"}}]});
+    engine.llm().replies([
+        Reply::events([half]).held_by(&gate).then_hang_up(),
+        Reply::text("the whole answer"),
+    ]);
+    let mut ear = Ear::on(&engine).await;
+    let task = engine.post("work").await;
+    engine.llm().wait_for_requests(1).await;
+    let mut watch = engine.hub.watch(task);
+    ear.hears(&format!("watched {task}")).await;
+    gate.open();
+    let (mut text, mut voided) = (String::new(), Vec::new());
+    loop {
+        match crate::engine::soon("a change", watch.changed()).await {
+            Change::Delta { text: piece, .. } if piece.is_empty() => {
+                voided.push(std::mem::take(&mut text));
+            }
+            Change::Delta { text: piece, .. } => text.push_str(&piece),
+            Change::Feed if engine.status(task).await == Completed => break,
+            Change::Feed | Change::Lagged => {}
+        }
+    }
+    assert_eq!(
+        (text.as_str(), voided),
+        ("the whole answer", vec!["half an ans".to_owned()])
+    );
     engine.close().await;
     stop(processes).await;
 }

@@ -1,5 +1,5 @@
 //! Forces the order of a race: a lock that the test holds in a connection of its own stops the engine exactly where the
-//! test wants it, and `until_waiting` tells when it has come there. Also a process that can be killed for real.
+//! test wants it, and `until_waiting` tells when it has come there.
 
 use crate::{
     engine::{Engine, Process, until},
@@ -18,12 +18,9 @@ use reconvene::{
     orchestrator::Orchestrator,
 };
 use serde_json::{Value, json};
-use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
-use std::{collections::HashMap, time::Duration};
-use tokio::{runtime::Runtime, task::JoinHandle};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
+use std::collections::HashMap;
+use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 /// Locks that are held until `release`.
@@ -99,73 +96,6 @@ pub async fn until_waiting(pool: &PgPool, n: i64) {
         waiting == n
     })
     .await;
-}
-
-/// A process with a runtime and connections of its own, so that it can die without a last word.
-pub struct Machine {
-    name: String,
-    runtime: Option<Runtime>,
-    process: Option<Process>,
-}
-
-impl Machine {
-    pub fn start(engine: &Engine, worker: bool, orchestrator: bool) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .unwrap();
-        let name = format!("machine-{}", fastrand::u32(..));
-        let options = PgConnectOptions::clone(&engine.pool.connect_options());
-        let entered = runtime.enter();
-        let pool = PgPoolOptions::new()
-            .max_connections(4)
-            .connect_lazy_with(options.application_name(&name));
-        let process = Process::start(&engine.config, &pool, worker, orchestrator);
-        drop(entered);
-        Self {
-            name,
-            runtime: Some(runtime),
-            process: Some(process),
-        }
-    }
-
-    /// As `kill -9`: no code of it runs any more, its transactions roll back, its leases stay.
-    pub async fn kill(mut self, engine: &Engine) {
-        let runtime = self.runtime.take().unwrap();
-        tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(10)))
-            .await
-            .unwrap();
-        drop(self.process.take());
-        // What a lost peer would come to at last: a session that waits for a lock does not notice that its client is gone.
-        let sessions =
-            "from pg_stat_activity where datname = current_database() and application_name = $1";
-        sqlx::query(AssertSqlSafe(format!(
-            "select pg_terminate_backend(pid) {sessions}"
-        )))
-        .bind(&self.name)
-        .execute(&engine.pool)
-        .await
-        .unwrap();
-        until("the sessions of the dead process are gone", async || {
-            let left: i64 =
-                sqlx::query_scalar(AssertSqlSafe(format!("select count(*) {sessions}")))
-                    .bind(&self.name)
-                    .fetch_one(&engine.pool)
-                    .await
-                    .unwrap();
-            left == 0
-        })
-        .await;
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
 }
 
 /// A worker that runs, and an orchestrator that does what the test tells it.

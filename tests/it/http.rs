@@ -4,6 +4,7 @@ use crate::support;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use reconvene::api::auth::{Auth, Role, issue};
+use reconvene::api::outage::Outage;
 use reconvene::api::{App, router};
 use reconvene::bus::Bus;
 use reconvene::config::Config;
@@ -40,8 +41,10 @@ impl Api {
     pub fn start_with(pool: PgPool, config: Config) -> Self {
         let hub = Arc::new(Hub::new(ProcessId::new()));
         let roles = vec!["api".to_owned()];
+        let bus = Arc::new(Bus::new(hub.clone(), pool.clone(), roles.clone()));
         let app = App {
-            bus: Arc::new(Bus::new(hub.clone(), pool.clone(), roles.clone())),
+            outage: Arc::new(Outage::new(bus.clone(), &pool)),
+            bus,
             submitter: Submitter::start(pool.clone(), hub.clone()),
             auth: Arc::new(Auth::new(&config.auth).expect("a usable auth section")),
             prompts: Arc::new(Prompts::load(None).expect("the compiled-in prompts")),

@@ -82,6 +82,7 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
         outcome: Outcome::Failed {
             failure: Failure::new("internal", "late"),
             model: None,
+            seen_seq: None,
         },
     };
     for late in [decided(&old, "first"), failed] {

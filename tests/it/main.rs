@@ -39,6 +39,7 @@ mod races;
 mod resumes;
 mod shutdown;
 mod signals_api;
+mod starts;
 mod stop;
 mod stop_races;
 mod storms;

@@ -1,17 +1,7 @@
 //! The main job: an agent delegates, rests, and wakes once with everybody's results.
 
-use crate::{engine::Engine, stub_llm::Reply};
+use crate::{engine::Engine, forced::delegate, stub_llm::Reply};
 use reconvene::domain::task::TaskStatus::*;
-use serde_json::{Value, json};
-
-fn delegate(agent: impl ToString, prompts: &[&str]) -> Value {
-    let agent = agent.to_string();
-    let tasks: Vec<Value> = prompts
-        .iter()
-        .map(|p| json!({"agent_group_id": agent, "prompt": p}))
-        .collect();
-    json!({"tasks": tasks})
-}
 
 // D-20, D-21, D-22, W-1, W-3
 #[tokio::test(flavor = "multi_thread")]

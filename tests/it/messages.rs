@@ -2,6 +2,7 @@
 
 use crate::{
     engine::{Engine, until},
+    forced::delegate,
     process::{Barrier, lock_task, waiting},
     stub_llm::{Gate, Recorded, Reply},
 };
@@ -39,18 +40,72 @@ pub async fn seqs(engine: &Engine, task: TaskId, kind: &str) -> Vec<i64> {
         .unwrap()
 }
 
-pub fn delegate(agent: impl ToString, prompts: &[&str]) -> Value {
-    let agent = agent.to_string();
-    let tasks = prompts
-        .iter()
-        .map(|p| json!({"agent_group_id": agent, "prompt": p}));
-    json!({"tasks": tasks.collect::<Vec<_>>()})
-}
-
 /// A submitter of another process.
 pub fn other_submitter(engine: &Engine) -> Submitter {
     let hub = Arc::new(Hub::new(ProcessId::new()));
     Submitter::start(engine.pool.clone(), hub)
+}
+
+// T-4, T-7, T-14: as if it had come a moment later and reopened the task; but nobody is told of an end that is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_comes_while_the_step_fails_for_good_is_answered() {
+    let engine = Engine::scripted().await;
+    let gate = Gate::new();
+    let (held, writer) = (gate.clone(), engine.demo.writer);
+    engine.llm().script(move |r| {
+        let no = Reply::status(400, r#"{"error":{"message":"no"}}"#).held_by(&held);
+        match (r.first_user(), r.last_user()) {
+            ("plan", _) if r.turn() == 0 => {
+                Reply::call("delegate_tasks", delegate(writer, &["child"]))
+            }
+            ("plan", told) => Reply::text(format!("told: {told}")),
+            ("child", "child") | ("hopeless", _) => no,
+            (_, last) => Reply::text(format!("answer to {last}")),
+        }
+    });
+    let parent = engine.post("plan").await;
+    engine.llm().wait_for_requests(2).await;
+    let child = engine.children(parent).await[0];
+    let hopeless = engine.post("hopeless").await;
+    engine.llm().wait_for_requests(3).await;
+    for task in [child, hopeless] {
+        assert_eq!(engine.append(task, "late").await.status, Running);
+    }
+    gate.open();
+    assert_eq!(
+        engine.end(child).await,
+        (Completed, "answer to late".into())
+    );
+    let (_, told) = engine.end(parent).await;
+    assert!(
+        told.contains("1 completed.") && told.contains("> answer to late"),
+        "{told}"
+    );
+    // What fails again has failed: one more try for a message, and no second.
+    assert_eq!(engine.end(hopeless).await.0, Failed);
+    let tries = |text: &str| {
+        let requests = engine.llm().requests();
+        let of_task = requests.iter().filter(|r| r.first_user() == text);
+        of_task.map(conversation).collect::<Vec<_>>()
+    };
+    for text in ["child", "hopeless"] {
+        let first = vec![format!("user {text}")];
+        let second = vec![format!("user {text}"), "user late".to_owned()];
+        assert_eq!(tries(text), [first, second]);
+    }
+    assert_eq!(
+        engine
+            .count("select count(*) from steps where status = 'failed' and error is not null")
+            .await,
+        3
+    );
+    assert_eq!(
+        engine
+            .count("select count(*) from task_items where kind = 'status' and data ->> 'status' = 'failed'")
+            .await,
+        1
+    );
+    engine.close().await;
 }
 
 // T-4, T-16, H-44 a

@@ -27,6 +27,8 @@ use tokio::{
 
 /// The loops of one process.
 pub struct Process {
+    /// Of its connections.
+    options: PgConnectOptions,
     commands: Option<mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -75,15 +77,18 @@ impl Process {
     pub fn with_roles(hub: Arc<Hub>, config: &Config, pool: &PgPool, roles: Roles) -> Self {
         let (sender, commands) = mpsc::unbounded_channel();
         let config = config.clone();
-        let options = (*pool.connect_options()).clone();
+        let name = format!("process-{}", fastrand::u32(..));
+        let options = (*pool.connect_options()).clone().application_name(&name);
+        let its_options = options.clone();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .unwrap();
-            runtime.block_on(live(config, hub, options, roles, commands));
+            runtime.block_on(live(config, hub, its_options, roles, commands));
         });
         Self {
+            options,
             commands: Some(sender),
             thread: Some(thread),
         }
@@ -99,6 +104,29 @@ impl Process {
     pub async fn kill(mut self) {
         self.commands = None;
         self.join().await;
+        // What a lost peer would come to at last: a session that waits for a lock does not notice that its client is gone.
+        let sessions =
+            "from pg_stat_activity where datname = current_database() and application_name = $1";
+        let name = self.options.get_application_name().unwrap().to_owned();
+        let end = format!("select pg_terminate_backend(pid) {sessions}");
+        let count = format!("select count(*) {sessions}");
+        let options = self.options.clone().application_name("killer");
+        let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
+        sqlx::query(AssertSqlSafe(end))
+            .bind(&name)
+            .execute(&pool)
+            .await
+            .unwrap();
+        until("the sessions of the dead process are gone", async || {
+            let left: i64 = sqlx::query_scalar(AssertSqlSafe(count.clone()))
+                .bind(&name)
+                .fetch_one(&pool)
+                .await
+                .unwrap();
+            left == 0
+        })
+        .await;
+        pool.close().await;
     }
 
     /// Returns when nothing of the process moves any more.

@@ -3,6 +3,7 @@
 //! Polls come after 15 s at the earliest unless a test says otherwise, so what is quick was woken by a hint.
 
 use crate::{
+    forced,
     program::{Client, Event, Home, Program, Scene, until},
     stub_llm::{Gate, Recorded, Reply, StubLlm},
 };
@@ -20,11 +21,12 @@ use std::{
 const UNHINTED: Duration = Duration::from_secs(10);
 
 fn delegate(agent: AgentId, prompts: &[&str]) -> Reply {
-    let tasks: Vec<Value> = prompts
-        .iter()
-        .map(|prompt| json!({"agent_group_id": agent, "prompt": prompt}))
-        .collect();
-    Reply::call("delegate_tasks", json!({ "tasks": tasks }))
+    Reply::call("delegate_tasks", forced::delegate(agent, prompts))
+}
+
+/// A call or a card may have been completed too by the time at which it is read.
+fn is_the_end(event: &Event) -> bool {
+    event.name == "status" && event.data["status"] == "completed"
 }
 
 /// A lead that delegates three things to `agent` and answers with their results; children answer when `gate` is open.
@@ -83,7 +85,7 @@ async fn the_whole_road_in_three_processes() {
     assert_eq!(waiting["status"], "waiting_for_input");
     assert_eq!(scene.number("select count(*) from steps where status = 'running' and task_id in (select id from tasks where parent_task_id is null)").await, 0);
     gate.open();
-    while events.last().unwrap().data["status"] != "completed" {
+    while !is_the_end(events.last().unwrap()) {
         events.push(stream.next().await.expect("the stream goes on"));
     }
 
@@ -411,7 +413,12 @@ async fn a_start_that_can_not_succeed_says_what_to_do() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     type Case<'a> = (&'a [(&'a str, &'a str)], i32, &'a [&'a str]);
-    let cases: [Case; 6] = [
+    let cases: [Case; 7] = [
+        (
+            &[("SERVER_HEALTH_PORT", &port)],
+            1,
+            &[&port, "another program listens there", "SERVER_HEALTH_PORT"],
+        ),
         (
             &[("SERVER_PORT", &port)],
             1,
@@ -507,6 +514,7 @@ async fn the_database_goes_and_comes_back() {
         client.try_get("/readyz").await.0 == StatusCode::SERVICE_UNAVAILABLE
     })
     .await;
+    let asked = Instant::now();
     let (status, headers, problem) = client.try_get(&format!("/api/tasks/{task}")).await;
     assert_eq!(
         (status, &problem["code"]),
@@ -529,6 +537,9 @@ async fn the_database_goes_and_comes_back() {
     );
     assert_eq!(client.get("/healthz").await["status"], "alive");
     let unready = client.try_get("/readyz").await.2;
+    // No request waits for a connection that can not come: three times 1 s.
+    let took = asked.elapsed();
+    assert!(took < Duration::from_millis(2500), "{took:?}");
     assert_eq!(
         (&unready["database"], &unready["listening"]),
         (&json!("unavailable"), &json!(false))
@@ -555,7 +566,7 @@ async fn the_database_goes_and_comes_back() {
         let Some(id) = event.id else { continue };
         seq += 1;
         assert_eq!(id, seq);
-        if event.data["status"] == "completed" {
+        if is_the_end(&event) {
             break;
         }
     }

@@ -176,6 +176,23 @@ impl Home {
             .then_some(pid)
     }
 
+    /// Whether there is a file or folder whose name begins so.
+    pub fn holds(&self, beginning: &str) -> bool {
+        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.file_name())
+            .any(|name| name.to_string_lossy().starts_with(beginning))
+    }
+
+    /// How many processes work in it: a server with its children, or what makes one.
+    pub fn processes(&self) -> usize {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        processes
+            .filter_map(|process| std::fs::read_link(process.path().join("cwd")).ok())
+            .filter(|folder| folder.starts_with(&self.0))
+            .count()
+    }
+
     /// `kill -9` of the server's first process; the others follow by themselves.
     pub fn kill_server(&self) {
         kill_process(self.server().expect("a server runs"), Signal::KILL).unwrap();

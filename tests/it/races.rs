@@ -1,10 +1,10 @@
 //! Races of the waiting protocol, each in both orders, and deaths in the middle of it.
 
 use crate::{
-    engine::{Engine, until},
+    engine::{Engine, Process, until},
     forced::{
-        ByHand, Family, Hold, Machine, agent_with, decide_steps, delegate, expire_leases,
-        resume_messages, stopping, until_waiting,
+        ByHand, Family, Hold, agent_with, decide_steps, delegate, expire_leases, resume_messages,
+        stopping, until_waiting,
     },
     stub_llm::Reply,
 };
@@ -302,10 +302,10 @@ async fn dies_at(
             ("go", _) => Reply::text(r.last_user()),
             (child, _) => Reply::text(child),
         });
-    let machine = Machine::start(&engine, true, true);
+    let process = Process::start(&engine.config, &engine.pool, true, true);
     let parent = engine.post("go").await;
     until_waiting(&engine.pool, 1).await;
-    machine.kill(&engine).await;
+    process.kill().await;
     stall.release().await;
     let before = engine.children(parent).await;
     assert_eq!(before.len(), made);

@@ -1,8 +1,8 @@
 //! Stop: alone and with subtasks, and against work in flight.
 
 use crate::{
-    engine::{Engine, until},
-    forced::{Family, Machine, agent, ask, delegate, resume_messages},
+    engine::{Engine, Process, until},
+    forced::{Family, agent, ask, delegate, resume_messages},
     stub_llm::{Gate, Reply},
 };
 use reconvene::{
@@ -93,7 +93,7 @@ async fn a_stop_aborts_a_running_model_call() {
         engine
             .llm()
             .script(move |_| Reply::text("late").held_by(&held));
-        let machine = (!hinted).then(|| Machine::start(&engine, true, true));
+        let process = (!hinted).then(|| Process::start(&engine.config, &engine.pool, true, true));
         if hinted {
             engine.resume();
         }
@@ -109,7 +109,7 @@ async fn a_stop_aborts_a_running_model_call() {
         );
         gate.open();
         at_rest(&engine).await;
-        drop(machine);
+        drop(process);
         engine.close().await;
     }
 }

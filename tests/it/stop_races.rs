@@ -1,10 +1,10 @@
 //! Stop against late results, spawns and calls that died, each order forced.
 
 use crate::{
-    engine::{Engine, soon, until},
+    engine::{Engine, Process, soon, until},
     forced::{
-        Hold, Machine, ask, decide_steps, delegate, expire_leases, repeats, resume_messages,
-        stopping, until_waiting,
+        Hold, ask, decide_steps, delegate, expire_leases, repeats, resume_messages, stopping,
+        until_waiting,
     },
     stop::{at_rest, receipt},
     stub_llm::{Gate, Reply},
@@ -136,10 +136,10 @@ async fn a_spawn_and_a_stop_leave_no_orphan() {
             .llm()
             .script(move |_| Reply::call("delegate_tasks", called.clone()));
         let stall = Hold::stall(&engine.pool, "before insert on tasks", "new.ordinal = 0").await;
-        let machine = Machine::start(&engine, true, true);
+        let process = Process::start(&engine.config, &engine.pool, true, true);
         let parent = engine.post("go").await;
         until_waiting(&engine.pool, 1).await;
-        machine.kill(&engine).await;
+        process.kill().await;
         stall.release().await;
         assert_eq!(engine.children(parent).await, []);
 
@@ -260,10 +260,10 @@ async fn unstarted_children_of_a_dead_call_end_with_it() {
             "new.ordinal = 1 and new.status = 'completed'",
         )
         .await;
-        let machine = Machine::start(&engine, true, true);
+        let process = Process::start(&engine.config, &engine.pool, true, true);
         let parent = engine.post("go").await;
         until_waiting(&engine.pool, 1).await;
-        machine.kill(&engine).await;
+        process.kill().await;
         stall.release().await;
         let children = engine.children(parent).await;
         assert_eq!(children.len(), 2);

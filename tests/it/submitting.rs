@@ -2,7 +2,8 @@
 
 use crate::{
     engine::Engine,
-    messages::{delegate, other_submitter, seqs},
+    forced::delegate,
+    messages::{other_submitter, seqs},
     stub_llm::Reply,
 };
 use reconvene::{

@@ -392,6 +392,48 @@ async fn two_hundred_long_results_fit_into_one_message() {
     engine.close().await;
 }
 
+// D-22, T-7: a child that works again when its parent is told has ended before, and that is what is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_child_came_to_before_it_was_reopened_is_told() {
+    let engine = Engine::scripted().await;
+    let (slow, never) = (Gate::new(), Gate::new());
+    let (g1, g2, writer) = (slow.clone(), never.clone(), engine.demo.writer);
+    engine
+        .llm()
+        .script(move |r| match (r.first_user(), r.turn()) {
+            ("plan", 0) => {
+                Reply::call("delegate_tasks", delegate(writer, &["good", "bad", "slow"]))
+            }
+            ("plan", _) => Reply::text(r.last_user().to_owned()),
+            (_, _) if r.last_user() == "again" => Reply::text("second").held_by(&g2),
+            ("bad", _) => Reply::status(400, r#"{"error":{"message":"no such thing"}}"#),
+            ("slow", _) => Reply::text("third").held_by(&g1),
+            _ => Reply::text("first"),
+        });
+    let parent = engine.post("plan").await;
+    engine.llm().wait_for_requests(4).await;
+    let children = engine.children(parent).await;
+    engine.until(children[0], Completed).await;
+    engine.until(children[1], Failed).await;
+    for child in &children[..2] {
+        assert_eq!(engine.append(*child, "again").await.status, Running);
+    }
+    engine.llm().wait_for_requests(6).await;
+    slow.open();
+    let (_, told) = engine.end(parent).await;
+    assert!(told.contains("2 completed, 1 failed."), "{told}");
+    assert!(told.contains("\n> first\n"), "{told}");
+    assert!(
+        told.contains("Reason: model_error: ") && told.contains("no such thing"),
+        "{told}"
+    );
+    never.open();
+    for child in &children[..2] {
+        assert_eq!(engine.end(*child).await, (Completed, "second".into()));
+    }
+    engine.close().await;
+}
+
 // D-22, T-7: a child that is reopened after its end is told as it ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_that_was_reopened_does_not_wake_its_parent_again() {

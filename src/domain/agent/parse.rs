@@ -63,7 +63,7 @@ impl AgentDefinition {
 }
 
 /// JSON merge patch, RFC 7396.
-pub fn merge_patch(target: &mut Value, patch: &Value) {
+fn merge_patch(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
         return;
