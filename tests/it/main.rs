@@ -14,6 +14,7 @@ mod awaits;
 mod bus;
 mod chaos;
 mod commands;
+mod crash_world;
 mod crashes;
 mod delegation;
 mod deletes;
