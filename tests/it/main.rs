@@ -33,6 +33,7 @@ mod migrations;
 mod model;
 mod offline_demo;
 mod overload;
+mod pairs;
 mod process;
 mod processes;
 mod program;
