@@ -84,6 +84,7 @@ impl Sweep {
         let mut reached = 0;
         for n in (lane + 1..).step_by(self.lanes as usize) {
             world.point = n;
+            let _said = SaysWhere(n);
             // A client that has lost the answer repeats its request as well.
             world.is_deaf = reached % 2 == 1;
             let told = AtomicBool::new(false);
@@ -106,6 +107,17 @@ impl Sweep {
         world.holder.into_inner().close().await.unwrap();
         world.engine.close().await;
         reached
+    }
+}
+
+/// Says at which write it was when a story fails.
+struct SaysWhere(i64);
+
+impl Drop for SaysWhere {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("with a crash at write {}", self.0);
+        }
     }
 }
 

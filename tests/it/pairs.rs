@@ -803,3 +803,23 @@ pairs! {
     making_a_lost_lease_first: Making, LeaseLost;
     making_a_second_run_first: Making, Rerun;
 }
+
+// T-36: a stop cancels the steps as well, so only here is it seen that the generation counts by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_an_earlier_stop_generation_counts_for_nothing() {
+    let engine = Engine::scripted_with(|_| {}).await;
+    let family = Hands::of(&engine, Situation::Making).await;
+    let call = family.claims[0];
+    let parent = family.parent.0;
+    let raise = "update tasks set stop_generation = stop_generation + 1 where id = $1";
+    family.run(raise, parent).await;
+    assert_eq!(family.commit_call(call).await, Committed::Stale);
+    let made = family.make_children(&call).await;
+    assert!(matches!(made, Delegated::Stale), "{made:?}");
+    let lower = "update tasks set stop_generation = stop_generation - 1 where id = $1";
+    family.run(lower, parent).await;
+    assert_eq!(family.commit_call(call).await, Committed::Done(None));
+    family.go_on(&engine).await;
+    assert_eq!(engine.status(family.parent).await, Completed);
+    engine.close().await;
+}
