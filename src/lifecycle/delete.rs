@@ -92,9 +92,15 @@ async fn lock_tree(
             return Ok(None);
         };
         let doomed = store::tasks::undeleted(conn, root, subtasks).await?;
-        let mut new: Vec<TaskKey> = active.into_iter().chain(doomed).collect();
-        new.retain(|k| !locked.contains_key(k));
+        let found: HashSet<TaskKey> = active.into_iter().chain(doomed).collect();
+        let new: Vec<TaskKey> = found
+            .iter()
+            .filter(|k| !locked.contains_key(k))
+            .copied()
+            .collect();
         if new.is_empty() {
+            // A child that was started while this waited for its parent is no longer meant.
+            locked.retain(|k, _| found.contains(k));
             return Ok(Some(locked));
         }
         for state in store::tasks::lock(conn, &new).await? {

@@ -19,7 +19,7 @@ use crate::{
     },
 };
 use sqlx::{PgConnection, PgPool};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// What a stop did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,11 +110,15 @@ async fn lock_tree(
         let Some(found) = store::tasks::stoppable(conn, root, subtasks).await? else {
             return Ok(None);
         };
+        let found: HashSet<TaskKey> = found.into_iter().collect();
         let new: Vec<TaskKey> = found
-            .into_iter()
+            .iter()
             .filter(|k| !locked.contains_key(k))
+            .copied()
             .collect();
         if new.is_empty() {
+            // A child that was started while this waited for its parent is no longer meant (T-30).
+            locked.retain(|k, _| found.contains(k));
             return Ok(Some(locked));
         }
         for state in store::tasks::lock(conn, &new).await? {

@@ -319,6 +319,35 @@ pub async fn check(pool: &PgPool) {
                 (select 1 from orchestrator_events e where e.task_id = t.id) and not exists
                 (select 1 from steps s where s.id = t.parent_step_id and s.status in ('queued', 'running'))",
         ),
+        (
+            "awaits of stopped or completed tasks that are pending",
+            "select count(*) from awaits a join await_groups g on g.workspace_id = a.workspace_id and g.id = a.group_id
+             join tasks t on t.workspace_id = g.workspace_id and t.id = g.task_id
+             where a.status = 'pending' and t.status in ('stopped', 'completed')",
+        ),
+        (
+            "tasks that ended twice without a beginning between",
+            "select count(*) from (
+                select i.data ->> 'status' as status,
+                    lag(i.data ->> 'status') over (partition by i.task_id order by i.seq) as before
+                from task_items i where i.kind = 'status') s
+             where s.status in ('completed', 'failed', 'stopped') and s.before in ('completed', 'failed', 'stopped')",
+        ),
+        (
+            "decisions that were shown nothing new",
+            "select count(*) from (
+                select seen_seq, lag(seen_seq) over (partition by task_id order by turn) as before from decision_logs) d
+             where d.seen_seq <= d.before",
+        ),
+        (
+            "calls without exactly one result, in tasks that nothing has cut short",
+            "select count(*) from task_items m join tasks t on t.workspace_id = m.workspace_id and t.id = m.task_id
+             where t.status = 'completed' and jsonb_array_length(m.data -> 'calls') <>
+                (select count(*) from task_items r where r.task_id = m.task_id and r.turn = m.turn
+                    and r.kind = 'tool_result')
+                and not exists (select 1 from task_items s where s.task_id = m.task_id and s.kind = 'status'
+                    and s.data ->> 'status' in ('stopped', 'failed'))",
+        ),
         ("dead events", "select count(*) from orchestrator_events where dead_at is not null"),
         (
             "more assistant messages than one per decide step",
