@@ -1,6 +1,10 @@
-//! The OpenAI-compatible client against a stub provider over real HTTP: what comes back from good, broken and slow answers.
+//! The model providers against a stub over real HTTP: what comes back from good, broken and slow answers.
 
+mod anthropic;
+mod delegation;
 mod failures;
+mod gemini;
+mod providers;
 
 use crate::stub_llm::{Gate, Reply, StubLlm};
 use reconvene::domain::agent::{ModelProvider, ModelSettings, Reasoning};

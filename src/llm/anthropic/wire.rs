@@ -382,7 +382,7 @@ impl Generation {
             }
             Some(Reasoning::Low) => ("low", 2048),
             Some(Reasoning::Medium) => ("medium", 8192),
-            Some(Reasoning::High) => ("high", 16_384),
+            Some(Reasoning::High) => ("high", 16_000),
         };
         if self.is_adaptive() {
             let adaptive = Thinking {
