@@ -290,11 +290,19 @@ fn llm_problem(llm: &Llm, layers: &Layers) -> Option<(&'static str, String)> {
                 ("llm.model", llm.model.is_some()),
                 ("llm.providers.openai.api_key", openai.api_key.is_some()),
                 ("llm.providers.openai.base_url", openai.base_url.is_some()),
+                ("llm.providers.openai.model", openai.model.is_some()),
                 (
                     "llm.providers.anthropic.api_key",
                     anthropic.api_key.is_some(),
                 ),
+                (
+                    "llm.providers.anthropic.base_url",
+                    anthropic.base_url.is_some(),
+                ),
+                ("llm.providers.anthropic.model", anthropic.model.is_some()),
                 ("llm.providers.gemini.api_key", gemini.api_key.is_some()),
+                ("llm.providers.gemini.base_url", gemini.base_url.is_some()),
+                ("llm.providers.gemini.model", gemini.model.is_some()),
             ];
             let first = set.iter().find(|(_, is_set)| *is_set);
             return match first {

@@ -378,6 +378,14 @@ fn contradictions_stop_the_start() {
             "llm.providers.gemini.api_key",
         ),
         (
+            &[("LLM_PROVIDERS_ANTHROPIC_BASE_URL", "http://h")],
+            "llm.providers.anthropic.base_url",
+        ),
+        (
+            &[("LLM_PROVIDERS_OPENAI_MODEL", "m")],
+            "llm.providers.openai.model",
+        ),
+        (
             &[
                 ("LLM_PROVIDER", "openai"),
                 ("LLM_PROVIDERS_GEMINI_MODEL", "m"),

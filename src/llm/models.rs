@@ -55,10 +55,11 @@ impl SettingsError {
     }
 
     fn under(self, section: &str) -> Self {
-        Self {
-            setting: format!("{section}.{}", self.setting),
-            ..self
-        }
+        let setting = match self.setting.as_str() {
+            "" => section.to_owned(),
+            leaf => format!("{section}.{leaf}"),
+        };
+        Self { setting, ..self }
     }
 }
 
@@ -305,6 +306,7 @@ fn name(provider: ModelProvider) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use secrecy::ExposeSecret;
 
     fn llm(vars: &[(&str, &str)]) -> config::Llm {
         let value = |name: &str| {
@@ -337,5 +339,41 @@ mod tests {
         let models = Models::from_config(&llm(&one)).unwrap();
         assert_eq!(models.name_for(&ModelSettings::default()), "m");
         assert_eq!(models.name_for(&own), "agents-own");
+    }
+
+    #[test]
+    fn several_providers_have_sections_of_their_own() {
+        // L-10, P-20
+        let llm = llm(&[
+            ("LLM_PROVIDER", "anthropic"),
+            ("LLM_API_KEY", "top"),
+            ("LLM_PROVIDERS_ANTHROPIC_API_KEY", "own"),
+            ("LLM_PROVIDERS_ANTHROPIC_MODEL", "claude"),
+            ("LLM_PROVIDERS_GEMINI_API_KEY", "g"),
+            ("LLM_PROVIDERS_GEMINI_BASE_URL", "http://h/?key=k"),
+        ]);
+        let shown: Vec<_> = ProviderSettings::from_config(&llm)
+            .iter()
+            .map(|settings| {
+                let key = settings.api_key.as_ref().map(|key| key.expose_secret());
+                format!(
+                    "{} {} {key:?} {:?}",
+                    settings.provider_name(),
+                    settings.address(),
+                    settings.model
+                )
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                r#"anthropic https://api.anthropic.com Some("top") Some("claude")"#,
+                r#"gemini http://h Some("g") None"#,
+            ]
+        );
+        let models = Models::from_config(&llm).unwrap();
+        let gemini = Some(ModelProvider::Gemini);
+        assert_eq!(models.name_for(&asking(None, None)), "claude");
+        assert_eq!(models.name_for(&asking(gemini, Some("g-3"))), "g-3");
     }
 }

@@ -337,3 +337,31 @@ impl Bill {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::answer::Answer as _;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_event_is_survived(
+            events in prop::collection::vec(
+                ("message_start|content_block_start|content_block_delta|message_delta|message_stop|error",
+                 "null|[{}\\[\\]\",:a-z0-9]{0,40}|\\{\"(text|partial_json|stop_reason|type)\":(\"(text|tool_use|thinking)\"|1|null)\\}",
+                 0u64..3),
+                0..8,
+            ),
+        ) {
+            let mut answer = Answer::default();
+            for (kind, inner, index) in events {
+                for field in ["delta", "content_block", "usage", "message"] {
+                    let data = format!(r#"{{"type":"{kind}","index":{index},"{field}":{inner}}}"#);
+                    let _ = answer.event(&kind, &data, &|_| {});
+                }
+            }
+            let _ = answer.decision(String::new);
+        }
+    }
+}

@@ -211,3 +211,29 @@ fn read_usage(usage: &Value) -> Usage {
         cached_tokens: count("cachedContentTokenCount"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::answer::Answer as _;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_chunk_is_survived(
+            chunks in prop::collection::vec(
+                "null|[{}\\[\\]\",:a-z0-9]{0,40}|\\{\"(text|functionCall|thought)\":(\"x\"|1|\\{\\}|null)\\}",
+                0..8,
+            ),
+        ) {
+            let mut answer = Answer::default();
+            for chunk in chunks {
+                let _ = answer.event("", &chunk, &|_| {});
+                let part = format!(r#"{{"candidates":[{{"content":{{"parts":[{chunk}]}}}}]}}"#);
+                let _ = answer.event("", &part, &|_| {});
+                let _ = answer.body(&part, &|_| {});
+            }
+            let _ = answer.decision(String::new);
+        }
+    }
+}
