@@ -91,7 +91,7 @@ pub struct Llm {
     pub provider: Provider,
     pub base_url: Option<String>,
     pub api_key: Option<SecretString>,
-    /// Present unless the provider is offline.
+    /// Present, here or in the provider's own section, unless the provider is offline.
     pub model: Option<String>,
     /// The first one included.
     pub max_attempts: u32,
@@ -103,6 +103,24 @@ pub struct Llm {
     pub retry_max_seconds: u64,
     #[serde(deserialize_with = "number_or_text")]
     pub max_output_tokens: Option<u32>,
+    pub providers: Providers,
+}
+
+/// Each provider's own settings, for deployments with more than one.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Providers {
+    pub openai: ProviderSection,
+    pub anthropic: ProviderSection,
+    pub gemini: ProviderSection,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProviderSection {
+    pub base_url: Option<String>,
+    pub api_key: Option<SecretString>,
+    pub model: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -115,6 +133,7 @@ pub enum Provider {
 }
 
 impl Provider {
+    /// As in the configuration, where its own section has the same name.
     pub fn as_str(self) -> &'static str {
         match self {
             Provider::OpenAi => "openai",

@@ -6,10 +6,10 @@
 use super::database::{self, Database};
 use super::{migrate, one_line};
 use crate::config::{Algorithm, Config, ConfigError, Provider};
-use crate::llm::OPENAI_BASE_URL;
+use crate::llm::ProviderSettings;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
-use secrecy::ExposeSecret;
+use futures::future::join_all;
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
@@ -130,7 +130,7 @@ async fn all_checks(config: &Config, file: Option<&Path>) -> Vec<Check> {
             checks.push(Check::failed("database", one_line(&err), advice));
         }
     }
-    checks.push(model(config).await);
+    checks.extend(models(config).await);
     checks
 }
 
@@ -240,84 +240,116 @@ fn judge_clock(before: DateTime<Utc>, theirs: DateTime<Utc>, after: DateTime<Utc
     )
 }
 
-async fn model(config: &Config) -> Check {
-    let llm = &config.llm;
-    let model = llm.model.as_deref().unwrap_or_default();
-    match llm.provider {
-        Provider::Offline => Check::warning(
+/// One check per provider, the deployment's default first.
+async fn models(config: &Config) -> Vec<Check> {
+    let mut checks = Vec::new();
+    if config.llm.provider == Provider::Offline {
+        checks.push(Check::warning(
             "model",
             "the offline demo model",
             "for real answers set LLM_PROVIDER, LLM_MODEL and LLM_API_KEY (or LLM_BASE_URL for a local server)",
-        ),
-        Provider::OpenAi => ask_openai(config, model).await,
-        Provider::Anthropic | Provider::Gemini => Check::warning(
-            "model",
-            format!("{} with {model}; not tried", llm.provider),
-            "send a message and look at its answer",
-        ),
+        ));
     }
+    let providers = ProviderSettings::from_config(&config.llm);
+    let default = config.llm.provider.as_str();
+    checks.extend(
+        join_all(
+            providers
+                .iter()
+                .map(|settings| ask_provider(settings, default)),
+        )
+        .await,
+    );
+    checks
 }
 
 /// Lists the models: it costs nothing and needs address and key to be right.
-async fn ask_openai(config: &Config, model: &str) -> Check {
-    let base = config
-        .llm
-        .base_url
-        .as_deref()
-        .unwrap_or(OPENAI_BASE_URL)
-        .trim_end_matches('/');
+async fn ask_provider(settings: &ProviderSettings, default: &str) -> Check {
+    let (base, provider) = (settings.address(), settings.provider_name());
+    let section = if provider == default {
+        "llm".to_owned()
+    } else {
+        format!("llm.providers.{provider}")
+    };
+    let setting = |leaf: &str| {
+        let path = format!("{section}.{leaf}");
+        format!("{path} ({})", Config::variable(&path))
+    };
+    let (url, headers) = match settings.list_of_models() {
+        Ok(request) => request,
+        Err(err) => {
+            return Check::failed(
+                "model",
+                format!("{provider}: {}", err.reason),
+                format!("set {}", setting(&err.setting)),
+            );
+        }
+    };
     let answer = async {
         let client = reqwest::Client::builder()
             .timeout(MODEL_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
             .build()?;
-        let mut request = client.get(format!("{base}/models"));
-        if let Some(key) = &config.llm.api_key {
-            request = request.bearer_auth(key.expose_secret());
-        }
-        let response = request.send().await?;
+        let response = client.get(url).headers(headers).send().await?;
         let status = response.status();
-        let known = response
+        let listed = response
             .json::<serde_json::Value>()
             .await
             .ok()
-            .and_then(|body| {
-                let models = body.get("data")?.as_array()?;
-                Some(
-                    models
-                        .iter()
-                        .any(|entry| entry.get("id").is_some_and(|id| id == model)),
-                )
-            });
-        Ok::<_, reqwest::Error>((status, known))
+            .and_then(|body| listed_models(&body));
+        Ok::<_, reqwest::Error>((status, listed))
     };
-    let (status, known) = match answer.await {
+    let (status, listed) = match answer.await {
         Ok(answer) => answer,
         Err(err) => {
             return Check::failed(
                 "model",
                 format!("{base} does not answer: {}", one_line(&err.without_url())),
-                "check llm.base_url (LLM_BASE_URL), the network, and that the model server runs",
+                format!(
+                    "check {}, the network, and that the model server runs",
+                    setting("base_url")
+                ),
             );
         }
     };
-    match (status.as_u16(), known) {
+    let model = settings.model.as_deref();
+    let is_listed = model.zip(listed).map(|(model, listed)| {
+        let model = model.trim_start_matches("models/");
+        listed.iter().any(|name| name == model)
+    });
+    let found = match model {
+        Some(model) => format!("{provider}: {model} at {base}"),
+        None => format!("{provider}: {base}; no model for agents that name none"),
+    };
+    match (status.as_u16(), is_listed) {
         (401 | 403, _) => Check::failed(
             "model",
             format!("{base} refuses the key ({status})"),
-            "set llm.api_key (LLM_API_KEY) to a valid key",
+            format!("set {} to a valid key", setting("api_key")),
+        ),
+        // Google says so of a key that it does not know.
+        (400, _) if provider == "gemini" => Check::failed(
+            "model",
+            format!("{base} refuses the request ({status})"),
+            format!("set {} to a valid key", setting("api_key")),
         ),
         (200..=299, Some(false)) => Check::warning(
             "model",
-            format!("{base} does not list {model}"),
-            "check llm.model (LLM_MODEL), unless the provider lists only some of its models",
+            format!("{base} does not list {}", model.unwrap_or_default()),
+            format!(
+                "check {}, unless the provider lists only some of its models",
+                setting("model")
+            ),
         ),
-        (200..=299, _) => Check::ok("model", format!("{model} at {base}")),
+        (200..=299, _) => Check::ok("model", found),
         // Some gateways have no list of models.
         (404 | 405, _) => Check::warning(
             "model",
             format!("{base} answers, but lists no models ({status})"),
-            "check that llm.base_url ends where the provider's documentation says, often in /v1",
+            format!(
+                "check that {} ends where the provider's documentation says",
+                setting("base_url")
+            ),
         ),
         _ => Check::failed(
             "model",
@@ -325,6 +357,19 @@ async fn ask_openai(config: &Config, model: &str) -> Check {
             "try again later, or look at the provider's status page",
         ),
     }
+}
+
+/// The names in a list of models, in the form of any provider.
+fn listed_models(body: &serde_json::Value) -> Option<Vec<String>> {
+    let models = body
+        .get("data")
+        .or_else(|| body.get("models"))?
+        .as_array()?;
+    let names = models.iter().filter_map(|model| {
+        let name = model.get("id").or_else(|| model.get("name"))?.as_str()?;
+        Some(name.trim_start_matches("models/").to_owned())
+    });
+    Some(names.collect())
 }
 
 #[cfg(test)]

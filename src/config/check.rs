@@ -3,7 +3,7 @@
 //! Not checked here: what only the outside can tell (whether a folder exists, a model answers); that is `doctor`'s job.
 
 use super::layers::{ConfigError, Layers};
-use super::{Algorithm, Config, Provider};
+use super::{Algorithm, Config, Llm, Provider, Providers};
 use secrecy::ExposeSecret;
 
 /// The shortest HS256 secret in bytes (P-3).
@@ -233,44 +233,8 @@ fn problem(config: &Config, layers: &Layers) -> Option<(&'static str, String)> {
         (Algorithm::HS256, None) | (_, Some(_)) => {}
     }
 
-    if let Some(url) = &llm.base_url
-        && !is_http_url(url)
-    {
-        return Some((
-            "llm.base_url",
-            format!("`{url}` is not an http:// or https:// address"),
-        ));
-    }
-    match llm.provider {
-        Provider::Offline => {
-            // Whoever sets a key and forgets the provider would be answered by the demo model. An explicit `offline` may
-            // stand beside a key that is left from before.
-            let set = [
-                ("llm.api_key", llm.api_key.is_some()),
-                ("llm.base_url", llm.base_url.is_some()),
-                ("llm.model", llm.model.is_some()),
-            ];
-            let first = set.iter().find(|(_, is_set)| *is_set);
-            if let (Some((path, _)), true) = (first, layers.is_default("llm.provider")) {
-                return Some((
-                    path,
-                    "a model is set, but llm.provider is not: set it (LLM_PROVIDER) to openai, \
-                     anthropic, gemini, or to offline for the demo model"
-                        .into(),
-                ));
-            }
-        }
-        Provider::OpenAi | Provider::Anthropic | Provider::Gemini => {
-            if llm.model.is_none() {
-                return Some((
-                    "llm.provider",
-                    format!(
-                        "{} needs llm.model (LLM_MODEL), the default model",
-                        llm.provider
-                    ),
-                ));
-            }
-        }
+    if let Some(problem) = llm_problem(llm, layers) {
+        return Some(problem);
     }
     if llm.retry_base_ms > llm.retry_max_seconds * 1000 {
         return Some((
@@ -296,6 +260,76 @@ fn problem(config: &Config, layers: &Layers) -> Option<(&'static str, String)> {
         ));
     }
     None
+}
+
+fn llm_problem(llm: &Llm, layers: &Layers) -> Option<(&'static str, String)> {
+    let Providers {
+        openai,
+        anthropic,
+        gemini,
+    } = &llm.providers;
+    let urls = [
+        ("llm.base_url", &llm.base_url),
+        ("llm.providers.openai.base_url", &openai.base_url),
+        ("llm.providers.anthropic.base_url", &anthropic.base_url),
+        ("llm.providers.gemini.base_url", &gemini.base_url),
+    ];
+    for (path, url) in urls {
+        if let Some(url) = url.as_ref().filter(|url| !is_http_url(url)) {
+            return Some((
+                path,
+                format!("`{url}` is not an http:// or https:// address"),
+            ));
+        }
+    }
+    let own = match llm.provider {
+        Provider::OpenAi => openai,
+        Provider::Anthropic => anthropic,
+        Provider::Gemini => gemini,
+        Provider::Offline => {
+            // Whoever sets a key and forgets the provider would be answered by the demo model. An explicit `offline` may
+            // stand beside a key that is left from before.
+            let set = [
+                ("llm.api_key", llm.api_key.is_some()),
+                ("llm.base_url", llm.base_url.is_some()),
+                ("llm.model", llm.model.is_some()),
+                ("llm.providers.openai.api_key", openai.api_key.is_some()),
+                ("llm.providers.openai.base_url", openai.base_url.is_some()),
+                ("llm.providers.openai.model", openai.model.is_some()),
+                (
+                    "llm.providers.anthropic.api_key",
+                    anthropic.api_key.is_some(),
+                ),
+                (
+                    "llm.providers.anthropic.base_url",
+                    anthropic.base_url.is_some(),
+                ),
+                ("llm.providers.anthropic.model", anthropic.model.is_some()),
+                ("llm.providers.gemini.api_key", gemini.api_key.is_some()),
+                ("llm.providers.gemini.base_url", gemini.base_url.is_some()),
+                ("llm.providers.gemini.model", gemini.model.is_some()),
+            ];
+            let first = set.iter().find(|(_, is_set)| *is_set);
+            return match first {
+                Some((path, _)) if layers.is_default("llm.provider") => Some((
+                    path,
+                    "a model is set, but llm.provider is not: set it (LLM_PROVIDER) to openai, \
+                     anthropic, gemini, or to offline for the demo model"
+                        .into(),
+                )),
+                _ => None,
+            };
+        }
+    };
+    (llm.model.is_none() && own.model.is_none()).then(|| {
+        (
+            "llm.provider",
+            format!(
+                "{} needs llm.model (LLM_MODEL), the default model",
+                llm.provider
+            ),
+        )
+    })
 }
 
 fn is_http_url(text: &str) -> bool {

@@ -7,26 +7,25 @@ use std::collections::BTreeMap;
 /// is under test.
 fn leaves_in_file() -> Vec<(String, String)> {
     let mut leaves = Vec::new();
-    let (mut section, mut comment) = (String::new(), String::new());
-    for line in DEFAULTS.lines() {
+    let (mut sections, mut comment) = (Vec::<&str>::new(), String::new());
+    let mut lines = DEFAULTS.lines().peekable();
+    while let Some(line) = lines.next() {
         let text = line.trim();
         if let Some(words) = text.strip_prefix('#') {
             comment = format!("{comment} {}", words.trim());
         } else if text.is_empty() {
             comment.clear();
         } else {
-            let (key, value) = text.split_once(':').expect("a line is a comment or a key");
-            let top = !line.starts_with(' ');
-            let opens_section = top && value.is_empty() && key != "prompts_dir";
-            if opens_section {
-                section = key.to_owned();
-            } else {
-                let path = if top {
-                    key.to_owned()
-                } else {
-                    format!("{section}.{key}")
-                };
-                leaves.push((path, comment.trim().to_owned()));
+            let (key, _) = text.split_once(':').expect("a line is a comment or a key");
+            let depth = |line: &str| (line.len() - line.trim_start().len()) / 2;
+            sections.truncate(depth(line));
+            sections.push(key);
+            // Comments of a section's first key stand as deep as the key.
+            let opens_section = lines
+                .peek()
+                .is_some_and(|next| !next.trim().is_empty() && depth(next) == sections.len());
+            if !opens_section {
+                leaves.push((sections.join("."), comment.trim().to_owned()));
             }
             comment.clear();
         }
@@ -89,6 +88,7 @@ fn every_leaf_has_a_comment() {
 fn every_leaf_is_overridden_by_its_variable() {
     // P-20. A value that differs from the default and is valid on its own or with the variables after it.
     type Vars = &'static [(&'static str, &'static str)];
+    let offline: Vars = &[("LLM_PROVIDER", "offline")];
     let samples: BTreeMap<&str, (&str, Vars)> = BTreeMap::from([
         ("data_dir", ("/srv/d", &[] as Vars)),
         ("prompts_dir", ("/srv/p", &[])),
@@ -111,6 +111,15 @@ fn every_leaf_is_overridden_by_its_variable() {
         ),
         ("llm.api_key", ("k", &[("LLM_PROVIDER", "offline")])),
         ("llm.model", ("m", &[("LLM_PROVIDER", "offline")])),
+        ("llm.providers.openai.base_url", ("http://h", offline)),
+        ("llm.providers.openai.api_key", ("k", offline)),
+        ("llm.providers.openai.model", ("m", offline)),
+        ("llm.providers.anthropic.base_url", ("http://h", offline)),
+        ("llm.providers.anthropic.api_key", ("k", offline)),
+        ("llm.providers.anthropic.model", ("m", offline)),
+        ("llm.providers.gemini.base_url", ("http://h", offline)),
+        ("llm.providers.gemini.api_key", ("k", offline)),
+        ("llm.providers.gemini.model", ("m", offline)),
         ("worker.tags", ("gpu, eu", &[])),
         ("http.allow_private_addresses", ("true", &[])),
         ("log.level", ("debug", &[])),
@@ -122,6 +131,9 @@ fn every_leaf_is_overridden_by_its_variable() {
             &config.database.url,
             &config.auth.jwt_secret,
             &config.llm.api_key,
+            &config.llm.providers.openai.api_key,
+            &config.llm.providers.anthropic.api_key,
+            &config.llm.providers.gemini.api_key,
         ];
         let secrets = secrets.map(|s| s.as_ref().map(|s| s.expose_secret().to_owned()));
         format!("{config:?} {secrets:?}")
@@ -384,6 +396,33 @@ fn contradictions_stop_the_start() {
         ),
         (&[("LLM_API_KEY", "sk-1")], "llm.api_key"),
         (
+            &[("LLM_PROVIDERS_GEMINI_API_KEY", "sk-1")],
+            "llm.providers.gemini.api_key",
+        ),
+        (
+            &[("LLM_PROVIDERS_ANTHROPIC_BASE_URL", "http://h")],
+            "llm.providers.anthropic.base_url",
+        ),
+        (
+            &[("LLM_PROVIDERS_OPENAI_MODEL", "m")],
+            "llm.providers.openai.model",
+        ),
+        (
+            &[
+                ("LLM_PROVIDER", "openai"),
+                ("LLM_PROVIDERS_GEMINI_MODEL", "m"),
+            ],
+            "llm.provider",
+        ),
+        (
+            &[
+                ("LLM_PROVIDER", "openai"),
+                ("LLM_MODEL", "m"),
+                ("LLM_PROVIDERS_ANTHROPIC_BASE_URL", "x"),
+            ],
+            "llm.providers.anthropic.base_url",
+        ),
+        (
             &[
                 ("LLM_PROVIDER", "openai"),
                 ("LLM_MODEL", "m"),
@@ -410,6 +449,11 @@ fn contradictions_stop_the_start() {
         );
     }
     assert!(load(&[("LLM_PROVIDER", "offline"), ("LLM_API_KEY", "sk-1")]).is_ok());
+    let own_section = [
+        ("LLM_PROVIDER", "gemini"),
+        ("LLM_PROVIDERS_GEMINI_MODEL", "m"),
+    ];
+    assert!(load(&own_section).is_ok());
 }
 
 #[test]
@@ -425,5 +469,11 @@ fn secrets_are_never_shown() {
     assert_eq!(
         refusal,
         ": llm.api_key: text is expected (in a file: in quotes)"
+    );
+    let refusal =
+        load_file("llm:\n  providers:\n    gemini:\n      api_key: 424242\n").unwrap_err();
+    assert_eq!(
+        refusal,
+        ": llm.providers.gemini.api_key: text is expected (in a file: in quotes)"
     );
 }

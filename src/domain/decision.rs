@@ -31,6 +31,9 @@ pub struct ToolCall {
     /// Why these arguments can not be executed; goes back to the model as the call's error result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invalid: Option<String>,
+    /// What the provider gave with the call and wants back with it, as `llm` keeps it. Shown to nobody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_data: Option<serde_json::Value>,
 }
 
 /// Tokens of one model call. Zero where the provider says nothing.
@@ -47,6 +50,7 @@ pub struct RawCall {
     pub id: Option<String>,
     pub name: Option<String>,
     pub arguments: Option<String>,
+    pub provider_data: Option<serde_json::Value>,
 }
 
 /// Why the model stopped.
@@ -88,6 +92,7 @@ pub fn normalise_calls(
                 name,
                 arguments,
                 invalid,
+                provider_data: call.provider_data,
             }
         })
         .collect()
@@ -217,6 +222,7 @@ mod tests {
             id: Some(id.to_owned()),
             name: Some(name.to_owned()),
             arguments: Some(arguments.to_owned()),
+            provider_data: None,
         }
     }
 
@@ -253,7 +259,8 @@ mod tests {
                 id: "made1".into(),
                 name: String::new(),
                 arguments: "{}".into(),
-                invalid: None
+                invalid: None,
+                provider_data: None,
             }]
         );
     }

@@ -398,33 +398,51 @@ fn with_outputs(
     child_chars: usize,
     room: usize,
 ) -> String {
-    let quoted: Vec<Option<String>> = children
+    struct Output {
+        quoted: String,
+        /// Says that there is more.
+        mark: String,
+        is_cut: bool,
+    }
+    impl Output {
+        fn chars(&self) -> usize {
+            let mark = if self.is_cut { chars(&self.mark) } else { 0 };
+            chars(&self.quoted) + mark
+        }
+    }
+    let outputs: Vec<Option<Output>> = children
         .iter()
         .map(|c| {
-            c.output
-                .as_deref()
-                .filter(|o| !o.trim().is_empty())
-                .map(|o| quote(cut_chars(o, child_chars)))
+            let output = c.output.as_deref().filter(|o| !o.trim().is_empty())?;
+            let whole = chars(output);
+            Some(Output {
+                quoted: quote(cut_chars(output, child_chars)),
+                mark: format!(
+                    "[cut: {whole} characters in all; get_subtask_result returns the rest]\n"
+                ),
+                is_cut: whole > child_chars,
+            })
         })
         .collect();
-    let share = fair_share(quoted.iter().flatten().map(|q| chars(q)).collect(), room);
-    for ((entry, quoted), child) in entries.iter().zip(&quoted).zip(children) {
+    let share = fair_share(outputs.iter().flatten().map(Output::chars).collect(), room);
+    for (entry, output) in entries.iter().zip(&outputs) {
         text.push_str(entry);
-        let Some(quoted) = quoted else { continue };
-        let whole = child.output.as_deref().map_or(0, chars);
-        if whole <= child_chars && chars(quoted) <= share {
-            text.push_str(quoted);
+        let Some(output) = output else { continue };
+        if output.chars() <= share {
+            text.push_str(&output.quoted);
+            if output.is_cut {
+                text.push_str(&output.mark);
+            }
             continue;
         }
-        let mark =
-            format!("[cut: {whole} characters in all; get_subtask_result returns the rest]\n");
-        let kept = cut_chars(quoted, share.saturating_sub(chars(&mark) + 1)).trim_end();
-        if chars(&mark) < share {
+        let mark = &output.mark;
+        let kept = cut_chars(&output.quoted, share.saturating_sub(chars(mark) + 1)).trim_end();
+        if chars(mark) < share {
             if !kept.is_empty() {
                 text.push_str(kept);
                 text.push('\n');
             }
-            text.push_str(&mark);
+            text.push_str(mark);
         }
     }
     text
@@ -877,6 +895,23 @@ mod tests {
         #[test]
         fn values_are_inserted_literally(value in "\\PC{0,40}", before in "[a-z ]{0,9}", after in "[a-z ]{0,9}") {
             prop_assert_eq!(fill(&format!("{before}{{{{item}}}}{after}"), &value, ""), format!("{before}{value}{after}"));
+        }
+    }
+
+    // D-23: the mark of an output that was cut at its own limit is counted too.
+    #[test]
+    fn a_summary_fits_whatever_room_there_is() {
+        let children = [150, 101, 101, 80].map(|size| {
+            let outcome = Outcome::Ended(TaskStatus::Completed);
+            report(outcome, Some(&"x".repeat(size)))
+        });
+        for total_chars in 1000..2500 {
+            let limits = SummaryLimits {
+                child_chars: 100,
+                total_chars,
+            };
+            let used = chars(&summary(&children, limits));
+            assert!(used <= total_chars, "{used} of {total_chars}");
         }
     }
 

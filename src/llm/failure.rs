@@ -82,7 +82,7 @@ fn message(json: &Value) -> Option<String> {
 }
 
 /// One line, bounded.
-fn shorten(text: &str) -> String {
+pub fn shorten(text: &str) -> String {
     let mut line = String::new();
     for word in text.split_whitespace() {
         if !line.is_empty() {
@@ -127,6 +127,8 @@ fn status(json: &Value) -> Option<u16> {
             ("authentic", 401),
             ("api_key", 401),
             ("permission", 403),
+            ("billing", 402),
+            ("too_large", 413),
             ("not_found", 404),
             ("invalid", 400),
             ("bad_request", 400),

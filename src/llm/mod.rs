@@ -3,23 +3,26 @@
 //! A call here is ONE attempt. The worker owns repeats, because a wait must not hold its slot: it gives the step back to
 //! the queue with a delay (`domain::retry`). Nothing in this module knows tasks, steps or the database.
 //!
-//! The OpenAI-compatible client is our own on reqwest rather than rig-core: arguments must reach the tools with the
-//! exact bytes the model wrote (H-31), and rig hands them out parsed.
+//! A provider is a `Format` in a file of its own: the body of a request, and how the events of an answer become one
+//! `Answer`. Everything else is shared: `http` (one attempt and its limits), `sse`, `answer`, `failure`, `redact`, `kept`.
 
-mod calls;
+mod answer;
+mod anthropic;
 mod failure;
+mod gemini;
+mod http;
+mod kept;
+mod models;
+mod names;
 mod offline;
 mod openai;
 mod redact;
 mod sse;
-mod stream;
-mod wire;
 
+pub use models::{Limits, Models, ProviderSettings, SettingsError};
 pub use offline::OfflineModel;
-pub use openai::{OPENAI_BASE_URL, OpenAiModel, OpenAiSettings};
 
-use crate::config;
-use crate::domain::agent::{ModelProvider, ModelSettings};
+use crate::domain::agent::ModelSettings;
 use crate::domain::decision::{Decision, ToolCall};
 use futures::future::BoxFuture;
 use std::sync::Arc;
@@ -111,151 +114,4 @@ pub trait Model: Send + Sync {
         request: &'a Request,
         on_text: OnText<'a>,
     ) -> BoxFuture<'a, Result<Decision, ModelError>>;
-}
-
-/// A setting under which no model can be asked; stops the start.
-#[derive(Debug, thiserror::Error)]
-#[error("{setting}: {reason}")]
-pub struct SettingsError {
-    pub setting: &'static str,
-    pub reason: String,
-}
-
-/// The models of this deployment: the configured one, and the offline demo model, which is always there.
-#[derive(Clone)]
-pub struct Models {
-    provider: ModelProvider,
-    name: String,
-    model: Arc<dyn Model>,
-    offline: Arc<dyn Model>,
-}
-
-impl Models {
-    /// What `llm` of the configuration asks for. Anthropic and Gemini speak other forms, which this version does not.
-    pub fn from_config(llm: &config::Llm) -> Result<Self, SettingsError> {
-        match llm.provider {
-            config::Provider::Offline => Ok(Self::offline()),
-            config::Provider::OpenAi => Self::openai(OpenAiSettings {
-                base_url: llm.base_url.clone(),
-                api_key: llm.api_key.clone(),
-                model: llm.model.clone().unwrap_or_default(),
-                timeout: Duration::from_secs(llm.timeout_seconds),
-                idle_timeout: Duration::from_secs(llm.idle_timeout_seconds),
-                max_output_tokens: llm.max_output_tokens,
-            }),
-            config::Provider::Anthropic | config::Provider::Gemini => Err(SettingsError {
-                setting: "llm.provider",
-                reason: format!(
-                    "`{}` is not supported by this version; set `openai` (which takes any \
-                     OpenAI-compatible base URL) or `offline`",
-                    llm.provider
-                ),
-            }),
-        }
-    }
-
-    /// Only the offline demo model.
-    pub fn offline() -> Self {
-        Self::with(
-            ModelProvider::Offline,
-            OFFLINE_MODEL.to_owned(),
-            Arc::new(OfflineModel),
-        )
-    }
-
-    /// An OpenAI-compatible provider.
-    pub fn openai(settings: OpenAiSettings) -> Result<Self, SettingsError> {
-        let name = settings.model.clone();
-        Ok(Self::with(
-            ModelProvider::OpenAi,
-            name,
-            Arc::new(OpenAiModel::new(settings)?),
-        ))
-    }
-
-    /// Any implementation as the deployment's model.
-    pub fn with(provider: ModelProvider, name: String, model: Arc<dyn Model>) -> Self {
-        Self {
-            provider,
-            name,
-            model,
-            offline: Arc::new(OfflineModel),
-        }
-    }
-
-    /// One attempt at the model that the request's settings ask for.
-    pub async fn decide(
-        &self,
-        request: &Request,
-        on_text: OnText<'_>,
-    ) -> Result<Decision, ModelError> {
-        match request.model.provider.unwrap_or(self.provider) {
-            wanted if wanted == self.provider => self.model.decide(request, on_text).await,
-            ModelProvider::Offline => self.offline.decide(request, on_text).await,
-            wanted => Err(ModelError::never(format!(
-                "The agent asks for the model provider `{}`, but this deployment has `{}` only. \
-                 Remove `model.provider` from the agent or configure the provider.",
-                provider_name(wanted),
-                provider_name(self.provider),
-            ))),
-        }
-    }
-
-    /// The model name that a call under these settings is billed to.
-    pub fn name_for(&self, settings: &ModelSettings) -> String {
-        match settings.provider.unwrap_or(self.provider) {
-            ModelProvider::Offline => OFFLINE_MODEL.to_owned(),
-            _ => settings.name.clone().unwrap_or_else(|| self.name.clone()),
-        }
-    }
-}
-
-fn provider_name(provider: ModelProvider) -> &'static str {
-    match provider {
-        ModelProvider::OpenAi => "openai",
-        ModelProvider::Anthropic => "anthropic",
-        ModelProvider::Gemini => "gemini",
-        ModelProvider::Offline => "offline",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{Config, Provider};
-
-    #[test]
-    fn the_configuration_names_a_model_or_says_what_is_supported() {
-        // L-10, P-22
-        let mut llm = Config::from_defaults().llm;
-        let names = ModelSettings {
-            name: Some("agents-own".into()),
-            ..ModelSettings::default()
-        };
-        assert_eq!(
-            Models::from_config(&llm).unwrap().name_for(&names),
-            OFFLINE_MODEL
-        );
-
-        llm.provider = Provider::OpenAi;
-        llm.base_url = Some("http://localhost:1/v1".to_owned());
-        llm.model = Some("m".to_owned());
-        let models = Models::from_config(&llm).unwrap();
-        assert_eq!(models.name_for(&ModelSettings::default()), "m");
-        assert_eq!(models.name_for(&names), "agents-own");
-        llm.model = None;
-        assert_eq!(
-            Models::from_config(&llm).err().unwrap().setting,
-            "llm.model"
-        );
-
-        for provider in [Provider::Anthropic, Provider::Gemini] {
-            llm.provider = provider;
-            let error = Models::from_config(&llm).err().unwrap().to_string();
-            assert!(
-                error.starts_with("llm.provider: ") && error.contains("`openai`"),
-                "{error}"
-            );
-        }
-    }
 }

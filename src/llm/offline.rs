@@ -295,6 +295,7 @@ mod tests {
             name: DELEGATE.into(),
             arguments: "{}".into(),
             invalid: None,
+            provider_data: None,
         };
         let mut messages = vec![
             Message::User("- a\n- b".into()),

@@ -207,3 +207,59 @@ fn doctor_tries_the_model() {
     );
     assert!(!text.contains("hush"));
 }
+
+/// Answers every request with this status and JSON until the test ends; returns the address.
+fn listening(status: u16, body: &'static str) -> String {
+    use std::io::{BufRead, BufReader, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for line in lines.map_while(Result::ok) {
+                if line.is_empty() {
+                    break;
+                }
+            }
+            let length = body.len();
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            );
+        }
+    });
+    address
+}
+
+#[test]
+fn doctor_tries_every_provider() {
+    // P-30, L-10
+    let folder = Folder::new();
+    let openai = listening(401, "{}");
+    let anthropic = listening(200, r#"{"data":[{"id":"claude-x","type":"model"}]}"#);
+    let gemini = listening(200, r#"{"models":[{"name":"models/gemini-x"}]}"#);
+    let openai_url = format!("{openai}/v1?key=hush");
+    let env = [
+        ("DATABASE_URL", "postgres://u:p@127.0.0.1:1/x"),
+        ("LLM_PROVIDER", "anthropic"),
+        ("LLM_MODEL", "claude-x"),
+        ("LLM_BASE_URL", &anthropic),
+        ("LLM_PROVIDERS_GEMINI_BASE_URL", &gemini),
+        ("LLM_PROVIDERS_GEMINI_MODEL", "gemini-y"),
+        ("LLM_PROVIDERS_OPENAI_BASE_URL", &openai_url),
+        ("LLM_PROVIDERS_OPENAI_API_KEY", "hush"),
+    ];
+    let output = folder.run(&env, &["doctor"]);
+    let text = expect(&output, 1);
+    for told in [
+        format!("anthropic: claude-x at {anthropic}\n"),
+        format!("{gemini} does not list gemini-y\n"),
+        "check llm.providers.gemini.model (LLM_PROVIDERS_GEMINI_MODEL)".to_owned(),
+        format!("{openai}/v1 refuses the key (401"),
+        "set llm.providers.openai.api_key (LLM_PROVIDERS_OPENAI_API_KEY) to a valid key".to_owned(),
+    ] {
+        assert!(text.contains(&told), "{told}: {text}");
+    }
+    assert!(!text.contains("hush"), "{text}");
+}

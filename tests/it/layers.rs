@@ -33,7 +33,7 @@ const CLOCK_OF_THIS_MACHINE: [(&str, &str); 4] = [
     ("src/api/auth.rs", "tokens name the time at which they end"),
     ("src/api/stream.rs", "a stream ends with its token"),
     (
-        "src/llm/openai.rs",
+        "src/llm/http.rs",
         "Retry-After may be a date; a duration is made of it",
     ),
     (

@@ -1,26 +1,44 @@
-//! The OpenAI-compatible client against a stub provider over real HTTP: what comes back from good, broken and slow answers.
+//! The model providers against a stub over real HTTP: what comes back from good, broken and slow answers.
 
+mod anthropic;
+mod delegation;
 mod failures;
+mod gemini;
+mod providers;
 
 use crate::stub_llm::{Gate, Reply, StubLlm};
 use reconvene::domain::agent::{ModelProvider, ModelSettings, Reasoning};
 use reconvene::domain::decision::{Decision, ToolCall, Usage};
-use reconvene::llm::{Message, ModelError, Models, OpenAiSettings, Request, Retry, ToolSpec};
+use reconvene::llm::{
+    Limits, Message, ModelError, Models, ProviderSettings, Request, Retry, ToolSpec,
+};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const KEY: &str = "stub-key-of-the-workspace";
 
-fn settings(stub: &StubLlm) -> OpenAiSettings {
-    OpenAiSettings {
+fn settings(stub: &StubLlm) -> ProviderSettings {
+    ProviderSettings {
+        provider: ModelProvider::OpenAi,
         base_url: Some(stub.base_url().to_owned()),
         api_key: Some(KEY.into()),
-        model: "stub-1".to_owned(),
-        timeout: Duration::from_secs(20),
-        idle_timeout: Duration::from_secs(10),
-        max_output_tokens: None,
+        model: Some("stub-1".to_owned()),
     }
+}
+
+const LIMITS: Limits = Limits {
+    timeout: Duration::from_secs(20),
+    idle_timeout: Duration::from_secs(10),
+    max_output_tokens: None,
+};
+
+fn models(settings: ProviderSettings) -> Models {
+    Models::new(settings.provider, &[settings], LIMITS).unwrap()
+}
+
+fn models_within(stub: &StubLlm, limits: Limits) -> Models {
+    Models::new(ModelProvider::OpenAi, &[settings(stub)], limits).unwrap()
 }
 
 fn request(messages: Vec<Message>) -> Request {
@@ -38,10 +56,7 @@ fn hello() -> Request {
 }
 
 async fn ask(stub: &StubLlm) -> Result<Decision, ModelError> {
-    Models::openai(settings(stub))
-        .unwrap()
-        .decide(&hello(), &|_| {})
-        .await
+    models(settings(stub)).decide(&hello(), &|_| {}).await
 }
 
 async fn ask_once(reply: Reply) -> Result<Decision, ModelError> {
@@ -58,6 +73,7 @@ fn call(id: &str, name: &str, arguments: &str) -> ToolCall {
         name: name.into(),
         arguments: arguments.into(),
         invalid: None,
+        provider_data: None,
     }
 }
 
@@ -93,7 +109,7 @@ async fn an_answer_streams_its_text_and_counts_its_tokens() {
     let stub = StubLlm::start().await;
     stub.replies([Reply::text("Hello wörld").usage(100, 20, 64)]);
     let pieces = Mutex::new(Vec::new());
-    let models = Models::openai(settings(&stub)).unwrap();
+    let models = models(settings(&stub));
     let on_text = |piece: &str| pieces.lock().unwrap().push(piece.to_owned());
     let decision = models.decide(&hello(), &on_text).await.unwrap();
     let usage = Usage {
@@ -155,11 +171,10 @@ async fn the_request_carries_the_settings_and_the_history_exactly() {
         reasoning: Some(Reasoning::Disabled),
         ..ModelSettings::default()
     };
-    let models = Models::openai(OpenAiSettings {
+    let models = models(ProviderSettings {
         base_url: Some(format!("{}/", stub.base_url())),
         ..settings(&stub)
-    })
-    .unwrap();
+    });
     for _ in 0..2 {
         models.decide(&request, &|_| {}).await.unwrap();
     }
@@ -198,11 +213,10 @@ async fn the_request_carries_the_settings_and_the_history_exactly() {
 async fn without_a_key_no_key_is_sent_and_only_openai_gets_its_own_parameters() {
     // L-10
     let stub = StubLlm::start().await;
-    let models = Models::openai(OpenAiSettings {
+    let models = models(ProviderSettings {
         api_key: None,
         ..settings(&stub)
-    })
-    .unwrap();
+    });
     models.decide(&hello(), &|_| {}).await.unwrap();
     let seen = &stub.requests()[0];
     assert_eq!(seen.headers.get("authorization"), None);
@@ -385,9 +399,9 @@ async fn comments_keep_an_answer_alive_but_not_for_ever() {
     // H-28, T-14
     let stub = StubLlm::start().await;
     let pause = Duration::from_millis(100);
-    let patient = OpenAiSettings {
+    let patient = Limits {
         idle_timeout: Duration::from_millis(400),
-        ..settings(&stub)
+        ..LIMITS
     };
     let slow = |comments: usize| {
         let events = [text("late"), end("stop")].map(|event| format!("data: {event}\n\n"));
@@ -395,17 +409,16 @@ async fn comments_keep_an_answer_alive_but_not_for_ever() {
         Reply::chunks(comments.chain(events)).every(pause)
     };
     stub.replies([slow(8)]);
-    let models = Models::openai(patient.clone()).unwrap();
+    let models = models_within(&stub, patient);
     assert_eq!(models.decide(&hello(), &|_| {}).await.unwrap().text, "late");
 
     stub.replies([slow(100)]);
-    let hasty = OpenAiSettings {
+    let hasty = Limits {
         timeout: Duration::from_millis(700),
-        ..patient.clone()
+        ..patient
     };
     let started = Instant::now();
-    let error = Models::openai(hasty)
-        .unwrap()
+    let error = models_within(&stub, hasty)
         .decide(&hello(), &|_| {})
         .await
         .unwrap_err();
@@ -486,7 +499,7 @@ async fn a_dropped_call_is_aborted_at_the_provider() {
     let stub = StubLlm::start().await;
     let gate = Gate::new();
     stub.replies([Reply::text("late").held_by(&gate)]);
-    let models = Models::openai(settings(&stub)).unwrap();
+    let models = models(settings(&stub));
     let asked = tokio::spawn(async move { models.decide(&hello(), &|_| {}).await });
     stub.wait_for_requests(1).await;
     asked.abort();
@@ -545,7 +558,7 @@ async fn the_strict_stub_refuses_what_providers_refuse() {
         ),
     ] {
         let stub = StubLlm::start().await;
-        let models = Models::openai(settings(&stub)).unwrap();
+        let models = models(settings(&stub));
         let answer = models.decide(&request(messages.clone()), &|_| {}).await;
         assert_eq!(answer.is_ok(), accepted, "{messages:?}");
         assert_eq!(stub.refusals().is_empty(), accepted);
@@ -560,7 +573,7 @@ async fn the_strict_stub_refuses_what_providers_refuse() {
 async fn an_agent_is_told_when_its_provider_is_not_there() {
     // L-10
     let stub = StubLlm::start().await;
-    let models = Models::openai(settings(&stub)).unwrap();
+    let models = models(settings(&stub));
     let asking = |provider| Request {
         model: ModelSettings {
             provider: Some(provider),
@@ -593,52 +606,57 @@ async fn an_agent_is_told_when_its_provider_is_not_there() {
 #[test]
 fn settings_that_can_not_work_name_themselves() {
     // P-20
-    let whole = OpenAiSettings {
+    let whole = ProviderSettings {
+        provider: ModelProvider::OpenAi,
         base_url: None,
         api_key: Some(KEY.into()),
-        model: "m".into(),
-        timeout: Duration::from_secs(1),
-        idle_timeout: Duration::from_secs(1),
-        max_output_tokens: None,
+        model: Some("m".into()),
+    };
+    let new = |settings: &ProviderSettings| {
+        Models::new(
+            ModelProvider::OpenAi,
+            std::slice::from_ref(settings),
+            LIMITS,
+        )
     };
     for (settings, setting) in [
         (
-            OpenAiSettings {
+            ProviderSettings {
                 api_key: None,
                 ..whole.clone()
             },
             "llm.api_key",
         ),
         (
-            OpenAiSettings {
+            ProviderSettings {
                 api_key: Some(" ".into()),
                 ..whole.clone()
             },
             "llm.api_key",
         ),
         (
-            OpenAiSettings {
+            ProviderSettings {
                 api_key: Some("a\nb".into()),
                 ..whole.clone()
             },
             "llm.api_key",
         ),
         (
-            OpenAiSettings {
-                model: String::new(),
+            ProviderSettings {
+                model: Some(String::new()),
                 ..whole.clone()
             },
             "llm.model",
         ),
         (
-            OpenAiSettings {
+            ProviderSettings {
                 base_url: Some("h/v1".into()),
                 ..whole.clone()
             },
             "llm.base_url",
         ),
     ] {
-        assert_eq!(Models::openai(settings).err().unwrap().setting, setting);
+        assert_eq!(new(&settings).err().unwrap().setting, setting);
     }
-    assert!(Models::openai(whole).is_ok());
+    assert!(new(&whole).is_ok());
 }

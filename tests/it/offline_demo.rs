@@ -1,6 +1,7 @@
 //! The offline demo model reads what the product really writes: the roster of the prompt and the summary of a group. If
 //! either changes its form, this fails before the demonstration does.
 
+use reconvene::config::Config;
 use reconvene::domain::agent::{AgentDefinition, ModelSettings, RosterEntry};
 use reconvene::domain::delegation::{
     self, Args, Delegator, Limits, Outcome, Report, SummaryLimits,
@@ -50,7 +51,7 @@ async fn story(message: &str, roster: &[RosterEntry], output: &str) -> (delegati
         .into(),
         cache_key: String::new(),
     };
-    let models = Models::offline();
+    let models = Models::from_config(&Config::from_defaults().llm).unwrap();
     let decision = models.decide(&request, &|_| {}).await.unwrap();
     let [call] = &decision.calls[..] else {
         panic!("one call: {decision:?}")

@@ -462,8 +462,10 @@ impl Hands {
             name: "delegate_tasks".into(),
             arguments: arguments.into(),
             invalid: None,
+            provider_data: None,
         };
         let decided = Decided {
+            task: None,
             decision: Decision {
                 text: text.into(),
                 calls: delegating.map(call).into_iter().collect(),

@@ -1,4 +1,5 @@
-//! A model provider on 127.0.0.1 that follows a script: OpenAI chat completions, streamed and not.
+//! A model provider on 127.0.0.1 that follows a script, in the form in which it is asked: OpenAI chat completions,
+//! Anthropic messages or Gemini's generateContent, streamed and not.
 //!
 //! It records every request, and as real providers do it refuses a conversation in which a call lacks its result or a
 //! result its call (`strict`, on unless switched off). Stands alone, so that a benchmark can include it by path.
@@ -14,9 +15,14 @@
 
 #![allow(dead_code, reason = "each of its users needs another part of it")]
 
+#[path = "stub_llm/anthropic.rs"]
+mod anthropic;
+#[path = "stub_llm/gemini.rs"]
+mod gemini;
+
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderMap, Response};
 use axum::routing::post;
 use futures::StreamExt;
@@ -66,6 +72,8 @@ impl StubLlm {
         let address = listener.local_addr().expect("the address of the stub");
         let router = Router::new()
             .route("/v1/chat/completions", post(complete))
+            .route("/v1/messages", post(complete))
+            .route("/v1beta/models/{call}", post(complete))
             .layer(axum::extract::DefaultBodyLimit::disable())
             .with_state(shared.clone());
         let server = tokio::spawn(async move {
@@ -86,8 +94,14 @@ impl StubLlm {
         stub
     }
 
+    /// For OpenAI's form.
     pub fn base_url(&self) -> &str {
         &self.base_url
+    }
+
+    /// For the other forms.
+    pub fn root(&self) -> &str {
+        self.base_url.trim_end_matches("/v1")
     }
 
     /// Answers each request from now on, whatever task it belongs to: look at the conversation to tell.
@@ -175,12 +189,68 @@ pub struct Recorded {
     /// The exact bytes of the body.
     pub raw: Bytes,
     pub headers: HeaderMap,
+    /// Path and query.
+    pub uri: String,
     pub at: Instant,
+    form: Form,
+    /// In OpenAI's form, whatever was asked in.
+    messages: Vec<Value>,
+    tools: Vec<String>,
+}
+
+/// In which form a provider is asked, and answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    OpenAi,
+    Anthropic,
+    Gemini,
 }
 
 impl Recorded {
+    fn new(number: usize, uri: String, headers: HeaderMap, raw: Bytes) -> Self {
+        let body: Value = serde_json::from_slice(&raw).unwrap_or(Value::Null);
+        let form = if uri.starts_with("/v1/messages") {
+            Form::Anthropic
+        } else if uri.starts_with("/v1beta/") {
+            Form::Gemini
+        } else {
+            Form::OpenAi
+        };
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let names = |tools: Vec<Value>, path: &str| {
+            let name = |tool: &Value| tool.pointer(path)?.as_str().map(str::to_owned);
+            tools.iter().filter_map(name).collect()
+        };
+        let (messages, tools) = match form {
+            Form::OpenAi => (
+                list(&body["messages"]),
+                names(list(&body["tools"]), "/function/name"),
+            ),
+            Form::Anthropic => (
+                anthropic::messages(&body),
+                names(list(&body["tools"]), "/name"),
+            ),
+            Form::Gemini => (
+                gemini::messages(&body),
+                names(list(&body["tools"][0]["functionDeclarations"]), "/name"),
+            ),
+        };
+        Self {
+            number,
+            body,
+            raw,
+            headers,
+            uri,
+            at: Instant::now(),
+            form,
+            messages,
+            tools,
+        }
+    }
+
+    /// The conversation in OpenAI's form, whatever form it came in.
     pub fn messages(&self) -> &[Value] {
-        self.body["messages"].as_array().map_or(&[], Vec::as_slice)
+        &self.messages
     }
 
     pub fn system(&self) -> &str {
@@ -209,8 +279,7 @@ impl Recorded {
     }
 
     pub fn offers(&self, tool: &str) -> bool {
-        let tools = self.body["tools"].as_array();
-        tools.is_some_and(|tools| tools.iter().any(|one| one["function"]["name"] == tool))
+        self.tools.iter().any(|one| one == tool)
     }
 
     /// The tool results of the whole conversation, in order, as (call id, text).
@@ -425,7 +494,9 @@ impl Reply {
         self
     }
 
-    fn body(&self, model: &Value, is_stream: bool) -> (u16, &'static str, Vec<Bytes>) {
+    fn body(&self, request: &Recorded) -> (u16, &'static str, Vec<Bytes>) {
+        let model = &request.body["model"];
+        let is_stream = request.body["stream"] == true;
         let (text, calls, finish) = match &self.content {
             Content::Raw {
                 status,
@@ -438,6 +509,18 @@ impl Reply {
                 finish,
             } => (text, calls, finish.as_deref()),
         };
+        let answer = Said {
+            text,
+            calls,
+            finish,
+            usage: self.usage,
+            is_plain: self.is_plain,
+        };
+        match request.form {
+            Form::OpenAi => {}
+            Form::Anthropic => return anthropic::body(request, &answer),
+            Form::Gemini => return gemini::body(&answer),
+        }
         let usual = if calls.is_empty() {
             "stop"
         } else {
@@ -496,6 +579,16 @@ impl Reply {
     }
 }
 
+/// What a reply says, for the forms beside OpenAI's.
+struct Said<'a> {
+    text: &'a str,
+    /// Id, name and arguments.
+    calls: &'a [(String, String, String)],
+    finish: Option<&'a str>,
+    usage: (u32, u32, u32),
+    is_plain: bool,
+}
+
 fn halves(text: &str) -> impl Iterator<Item = &str> {
     let (first, second) = text.split_at(text.floor_char_boundary(text.len() / 2));
     [first, second]
@@ -534,21 +627,14 @@ impl Drop for Active {
 
 async fn complete(
     State(shared): State<Arc<Shared>>,
+    OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
     raw: Bytes,
 ) -> Response<Body> {
     let mut active = Active::new(&shared);
-    let body: Value = serde_json::from_slice(&raw).unwrap_or(Value::Null);
     let recorded = {
         let mut requests = shared.requests.lock().unwrap();
-        let number = requests.len();
-        let recorded = Recorded {
-            number,
-            body,
-            raw,
-            headers,
-            at: Instant::now(),
-        };
+        let recorded = Recorded::new(requests.len(), uri.to_string(), headers, raw);
         if !shared.is_forgetful.load(Ordering::Relaxed) {
             requests.push(recorded.clone());
         }
@@ -559,9 +645,15 @@ async fn complete(
     let refusal = strict.and_then(|bytes_max| check(&recorded, bytes_max).err());
     let reply = match refusal {
         Some((code, why)) => {
-            let error = json!({ "message": why, "type": "invalid_request_error", "code": code });
+            let error = match recorded.form {
+                Form::OpenAi => {
+                    json!({"error": { "message": why, "type": "invalid_request_error", "code": code }})
+                }
+                Form::Anthropic => anthropic::error("invalid_request_error", &why),
+                Form::Gemini => gemini::error(400, "INVALID_ARGUMENT", &why),
+            };
             shared.refusals.lock().unwrap().push(why);
-            Reply::status(400, &json!({ "error": error }).to_string())
+            Reply::status(400, &error.to_string())
         }
         None => script(&recorded),
     };
@@ -571,8 +663,7 @@ async fn complete(
     if let Some(gate) = &reply.gate {
         gate.pass().await;
     }
-    let is_stream = recorded.body["stream"] == true;
-    let (status, kind, mut chunks) = reply.body(&recorded.body["model"], is_stream);
+    let (status, kind, mut chunks) = reply.body(&recorded);
     if reply.is_bytewise {
         let whole = chunks.concat();
         chunks = whole
@@ -626,8 +717,19 @@ fn check(request: &Recorded, bytes_max: usize) -> Result<(), (&'static str, Stri
         );
         return Err(("context_length_exceeded", why));
     }
-    if request.body["model"].as_str().is_none_or(str::is_empty) || request.messages().is_empty() {
-        return invalid("model and messages are required".to_owned());
+    if request.messages().is_empty() {
+        return invalid("messages are required".to_owned());
+    }
+    let own = match request.form {
+        Form::OpenAi if request.body["model"].as_str().is_none_or(str::is_empty) => {
+            Err("a model is required".to_owned())
+        }
+        Form::OpenAi => Ok(()),
+        Form::Anthropic => anthropic::check(request),
+        Form::Gemini => gemini::check(request),
+    };
+    if let Err(why) = own {
+        return invalid(why);
     }
     // Ids of calls that wait for their result, first one last.
     let mut open: Vec<&str> = Vec::new();

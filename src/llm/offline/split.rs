@@ -69,6 +69,7 @@ pub fn split(request: &Request, message: &str) -> Option<(String, Vec<ToolCall>)
         name: DELEGATE.to_owned(),
         arguments: json!({ "tasks": entries }).to_string(),
         invalid: None,
+        provider_data: None,
     };
     Some((text, vec![call]))
 }

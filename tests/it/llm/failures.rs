@@ -1,7 +1,7 @@
 //! What comes back from a provider that refuses, breaks off or can not be reached.
 
 use super::*;
-use reconvene::domain::retry::{self, GiveUp, Limits};
+use reconvene::domain::retry::{self, GiveUp};
 
 #[tokio::test]
 async fn the_providers_wish_for_a_delay_is_read() {
@@ -38,7 +38,7 @@ async fn the_providers_wish_for_a_delay_is_read() {
     };
     assert!((28..=31).contains(&hint.as_secs()), "{hint:?}");
 
-    let limits = Limits {
+    let limits = retry::Limits {
         attempts_max: 5,
         base: Duration::from_millis(500),
         max: Duration::from_secs(60),
@@ -92,11 +92,10 @@ async fn an_unreachable_provider_is_tried_again() {
     );
     drop(listener);
     let stub = StubLlm::start().await;
-    let models = Models::openai(OpenAiSettings {
+    let models = models(ProviderSettings {
         base_url: Some(base_url),
         ..settings(&stub)
-    })
-    .unwrap();
+    });
     let error = models.decide(&hello(), &|_| {}).await.unwrap_err();
     assert_eq!((error.retry, error.status), (Retry::After(None), None));
     assert!(
@@ -160,11 +159,11 @@ async fn what_follows_the_finish_reason_can_not_take_the_answer_back() {
     let stub = StubLlm::start().await;
     stub.replies([Reply::events([text("whole"), end("stop")]).then_stall()]);
     let idle_timeout = Duration::from_millis(200);
-    let models = Models::openai(OpenAiSettings {
+    let limits = Limits {
         idle_timeout,
-        ..settings(&stub)
-    })
-    .unwrap();
+        ..LIMITS
+    };
+    let models = models_within(&stub, limits);
     assert_eq!(
         models.decide(&hello(), &|_| {}).await.unwrap().text,
         "whole"

@@ -1,8 +1,10 @@
 //! A request as the chat completions route takes it. Arguments of calls go back as the text the model wrote (H-31).
 
-use super::{Message, OpenAiSettings, Request};
 use crate::domain::agent::Reasoning;
 use crate::domain::decision::ToolCall;
+use crate::llm::Message;
+use crate::llm::http::Ask;
+use crate::llm::names::wire_name;
 use serde::Serialize;
 use std::borrow::Cow;
 
@@ -28,17 +30,15 @@ pub struct Body<'a> {
 
 impl<'a> Body<'a> {
     /// `is_openai`: the parameters that only OpenAI knows are sent, since others refuse what they do not know.
-    pub fn new(request: &'a Request, settings: &'a OpenAiSettings, is_openai: bool) -> Self {
-        let limit = request
-            .model
-            .max_output_tokens
-            .or(settings.max_output_tokens);
+    pub fn new(ask: &Ask<'a>, is_openai: bool) -> Self {
+        let request = ask.request;
+        let limit = ask.max_output_tokens;
         let system = WireMessage::System {
             content: &request.system,
         };
         let system = (!request.system.is_empty()).then_some(system);
         Body {
-            model: request.model.name.as_deref().unwrap_or(&settings.model),
+            model: ask.model,
             messages: system
                 .into_iter()
                 .chain(request.messages.iter().map(wire_message))
@@ -157,41 +157,5 @@ fn wire_call(call: &ToolCall) -> WireCall<'_> {
             name: wire_name(&call.name),
             arguments: &call.arguments,
         },
-    }
-}
-
-/// A name that providers accept in the history. Models invent others (H-23), and a history that holds one would be
-/// refused for ever.
-fn wire_name(name: &str) -> Cow<'_, str> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if (1..=64).contains(&name.len()) && name.chars().all(fits) {
-        return Cow::Borrowed(name);
-    }
-    let name: String = name
-        .chars()
-        .take(64)
-        .map(|c| if fits(c) { c } else { '_' })
-        .collect();
-    Cow::Owned(if name.is_empty() {
-        "unnamed".to_owned()
-    } else {
-        name
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_in_the_history_are_names_that_providers_accept() {
-        // H-23
-        assert!(matches!(
-            wire_name("get_rows-2"),
-            Cow::Borrowed("get_rows-2")
-        ));
-        assert_eq!(wire_name(""), "unnamed");
-        assert_eq!(wire_name("a b/é"), "a_b__");
-        assert_eq!(wire_name(&"x".repeat(300)), "x".repeat(64));
     }
 }

@@ -1,12 +1,9 @@
 //! Puts one answer together from the chunks of an OpenAI-compatible provider, streamed or in one piece.
-//!
-//! An answer counts only with a finish reason: a stream that merely ends was cut somewhere, and nobody can say where (H-22,
-//! H-27). What comes after the reason is the bill.
 
 use super::calls::{Calls, Fragment};
-use super::failure;
-use super::{ModelError, OnText};
-use crate::domain::decision::{Decision, Finish, Usage, clean, clean_json, normalise_calls};
+use crate::domain::decision::{Decision, Finish, Usage, clean_json};
+use crate::llm::answer::{self, conclude, say, tokens};
+use crate::llm::{ModelError, OnText, failure};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -46,9 +43,8 @@ pub struct Answer {
     ended: bool,
 }
 
-impl Answer {
-    /// One event of a stream. An error ends the attempt.
-    pub fn event(&mut self, name: &str, data: &str, on_text: OnText<'_>) -> Result<(), ModelError> {
+impl answer::Answer for Answer {
+    fn event(&mut self, name: &str, data: &str, on_text: OnText<'_>) -> Result<(), ModelError> {
         match data.trim() {
             "" => Ok(()),
             "[DONE]" => {
@@ -60,36 +56,26 @@ impl Answer {
         }
     }
 
-    /// A complete answer that was not streamed.
-    pub fn body(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), ModelError> {
+    fn body(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), ModelError> {
         if !self.chunk(body, on_text)? {
-            return Err(ModelError::again(
-                "The provider's answer holds no choice of the model, only something else.",
-            ));
+            return Err(answer::no_choice());
         }
         // A body that parsed is not cut, whether or not it says why it ended.
         self.finish_reason.get_or_insert_with(|| "stop".to_owned());
         Ok(())
     }
 
-    /// A finish reason has come: what may still follow is the usage.
-    pub fn is_finished(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.finish_reason.is_some()
     }
 
-    /// The end mark has come: nothing follows.
-    pub fn is_ended(&self) -> bool {
+    fn is_ended(&self) -> bool {
         self.ended
     }
 
-    /// The decision, once the provider has nothing more to send.
-    pub fn decision(self, fresh_id: impl FnMut() -> String) -> Result<Decision, ModelError> {
+    fn decision(self, fresh_id: impl FnMut() -> String) -> Result<Decision, ModelError> {
         let finish = match self.finish_reason.as_deref() {
-            None => {
-                return Err(ModelError::again(
-                    "The model's answer broke off: the stream ended without a finish reason.",
-                ));
-            }
+            None => return Err(answer::cut()),
             Some("length" | "max_tokens" | "max_output_tokens") => Finish::Length,
             Some("content_filter") => {
                 return Err(ModelError::never(
@@ -103,24 +89,15 @@ impl Answer {
             }
             Some(_) => Finish::Done,
         };
-        let mut text = self.text;
-        if finish == Finish::Length && self.calls.is_empty() && !text.trim().is_empty() {
-            text.push_str("\n\n[Cut here: the model reached its output limit.]");
-        }
-        Ok(Decision {
-            text,
-            calls: normalise_calls(self.calls.into_raw(), finish, fresh_id),
-            usage: self.usage,
-        })
+        let calls = self.calls.into_raw();
+        Ok(conclude(self.text, calls, self.usage, finish, fresh_id))
     }
+}
 
+impl Answer {
     /// False where the chunk said nothing of the model's.
     fn chunk(&mut self, json: &str, on_text: OnText<'_>) -> Result<bool, ModelError> {
-        let chunk: Chunk = serde_json::from_str(&clean_json(json)).map_err(|error| {
-            ModelError::again(format!(
-                "The provider sent a chunk that can not be read ({error})."
-            ))
-        })?;
+        let chunk: Chunk = answer::parse(&clean_json(json))?;
         let is_error = chunk.object.as_deref() == Some("error");
         if is_error || chunk.error.is_some_and(|error| !error.is_null()) {
             return Err(failure::in_stream(json));
@@ -152,11 +129,7 @@ impl Answer {
     fn delta(&mut self, delta: Delta, whole: bool, on_text: OnText<'_>) {
         let content = delta.content.map(content_text).unwrap_or_default();
         for piece in [content, delta.refusal.unwrap_or_default()] {
-            if !piece.is_empty() {
-                let piece = clean(&piece);
-                on_text(&piece);
-                self.text.push_str(&piece);
-            }
+            say(&mut self.text, &piece, on_text);
         }
         for fragment in delta.tool_calls.into_iter().flatten() {
             if whole {
@@ -180,12 +153,7 @@ fn content_text(content: Value) -> String {
     }
 }
 
-/// Never an error: an answer is not lost because its bill can not be read.
 fn read_usage(usage: &Value) -> Usage {
-    let tokens = |value: Option<&Value>| {
-        let count = value.and_then(Value::as_u64).unwrap_or(0);
-        u32::try_from(count).unwrap_or(u32::MAX)
-    };
     Usage {
         input_tokens: tokens(usage.get("prompt_tokens")),
         output_tokens: tokens(usage.get("completion_tokens")),
@@ -201,6 +169,7 @@ fn read_usage(usage: &Value) -> Usage {
 mod tests {
     use super::*;
     use crate::llm::Retry;
+    use crate::llm::answer::Answer as _;
     use proptest::prelude::*;
     use serde_json::json;
 

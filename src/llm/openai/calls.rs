@@ -43,10 +43,6 @@ impl Building {
 }
 
 impl Calls {
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// In order of index; calls that share one stay in order of arrival.
     pub fn into_raw(mut self) -> Vec<RawCall> {
         self.0.sort_by_key(|call| call.index);
@@ -56,6 +52,7 @@ impl Calls {
                 id: Some(call.id),
                 name: Some(call.name),
                 arguments: call.arguments,
+                provider_data: None,
             })
             .collect()
     }
