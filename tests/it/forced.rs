@@ -13,9 +13,11 @@ use reconvene::{
     },
     lifecycle::{
         self,
+        match_signals::match_signals,
         stop::{StopReceipt, stop},
     },
     orchestrator::Orchestrator,
+    runtime::Progress,
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
@@ -125,6 +127,11 @@ impl ByHand {
     pub async fn stop(self) {
         self.worker.stop().await;
     }
+}
+
+/// A round of the SignalMatcher that leaves waking to the event loop.
+pub async fn match_only(engine: &Engine) -> Progress {
+    match_signals(&engine.pool, &engine.hub, 100).await.unwrap()
 }
 
 /// A parent that waits for its children, whose replies are held. The children's names are their prompts.
