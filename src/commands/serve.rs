@@ -149,23 +149,29 @@ impl Service {
             roles: names.into(),
             shutdown: shutdown.soft.clone(),
         };
-        if roles.orchestrator {
-            let orchestrator = Orchestrator::new(&config, pool.clone(), hub.clone());
-            let shutdown = shutdown.clone();
-            parts.spawn(async move {
-                orchestrator.run(shutdown).await;
-                "the orchestrator"
-            });
-        }
-        if roles.worker {
-            let worker = Worker::new(
+        let mut worker = roles.worker.then(|| {
+            Worker::new(
                 &config,
                 pool.clone(),
                 hub.clone(),
                 models,
                 prompts,
                 shutdown.clone(),
-            );
+            )
+        });
+        if roles.orchestrator {
+            let orchestrator = Orchestrator::new(&config, pool.clone(), hub.clone());
+            let orchestrator = match &mut worker {
+                Some(worker) => orchestrator.with_desk(worker.desk()),
+                None => orchestrator,
+            };
+            let shutdown = shutdown.clone();
+            parts.spawn(async move {
+                orchestrator.run(shutdown).await;
+                "the orchestrator"
+            });
+        }
+        if let Some(worker) = worker {
             parts.spawn(async move {
                 worker.run().await;
                 "the worker"

@@ -14,6 +14,7 @@ pub mod complete_awaits;
 pub mod delegate;
 pub mod delete;
 pub mod demo;
+pub mod desk;
 pub mod dispatch;
 mod finish;
 pub mod forget;

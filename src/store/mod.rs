@@ -114,6 +114,22 @@ macro_rules! task_state {
 }
 use task_state;
 
+/// What never changes of how a task runs, from a row that has its columns.
+macro_rules! task_setup {
+    ($row:ident) => {
+        $crate::store::tasks::Setup {
+            agent: $crate::domain::task::AgentRef {
+                workspace: $row.agent_workspace_id,
+                agent: $row.agent_id,
+                version: $row.agent_version,
+            },
+            depth: i32::from($row.spawn_depth),
+            delegation_disabled: $row.delegation_disabled,
+        }
+    };
+}
+use task_setup;
+
 /// How often a transaction that met a conflict is tried.
 pub const CONFLICT_TRIES: u32 = 5;
 

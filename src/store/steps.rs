@@ -1,10 +1,10 @@
 //! Rows of `steps`: claiming, leasing and giving back. Ends of steps are written with the task, by `changes`.
 
-use super::{Error, column};
+use super::{Error, column, tasks::Setup};
 use crate::domain::{
     ids::{AgentId, ProcessId, StepId, TaskId, WorkspaceId},
     step::{Claim, StepKey, StepStatus},
-    task::{AgentRef, TaskKey, TaskState, TaskStatus},
+    task::{TaskKey, TaskState, TaskStatus},
 };
 use sqlx::PgConnection;
 
@@ -14,11 +14,7 @@ pub struct Claimed {
     pub claim: Claim,
     /// As it was at the claim, without a lock.
     pub task: TaskState,
-    pub agent: AgentRef,
-    /// 0 for a top-level task.
-    pub depth: i32,
-    /// The task, or one above it, was created with `disable_delegation` (T-9).
-    pub delegation_disabled: bool,
+    pub setup: Setup,
     pub model_attempts: i32,
     /// Set for a tool call.
     pub call: Option<super::changes::Call>,
@@ -78,13 +74,7 @@ pub async fn claim_all_workspaces(
                 stop_generation: r.step_generation,
             },
             task: super::task_state!(r),
-            agent: AgentRef {
-                workspace: r.agent_workspace_id,
-                agent: r.agent_id,
-                version: r.agent_version,
-            },
-            depth: i32::from(r.spawn_depth),
-            delegation_disabled: r.delegation_disabled,
+            setup: super::task_setup!(r),
             model_attempts: r.model_attempts,
             call: match (r.call_id, r.tool, r.arguments) {
                 (Some(call_id), Some(tool), Some(arguments)) => Some(super::changes::Call {

@@ -73,13 +73,28 @@ pub async fn lock(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskS
     Ok(rows.into_iter().map(|r| super::task_state!(r)).collect())
 }
 
+/// What never changes of how a task runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    pub agent: AgentRef,
+    /// 0 for a top-level task.
+    pub depth: i32,
+    /// The task, or one above it, was created with `disable_delegation` (T-9).
+    pub delegation_disabled: bool,
+}
+
 /// As [`lock`], but leaves out tasks that somebody else has locked: it never waits.
-pub async fn lock_free(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskState>, Error> {
+pub async fn lock_free(
+    conn: &mut PgConnection,
+    keys: &[TaskKey],
+) -> Result<Vec<(TaskState, Setup)>, Error> {
     let rows = sqlx::query!(
         r#"
         select t.workspace_id as "workspace_id: WorkspaceId", t.id as "id: TaskId", t.status as "status: TaskStatus",
             t.deleted_at is not null as "deleted!", t.parent_task_id is not null as "is_child!", t.stop_generation,
-            t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left
+            t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
+            t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
+            t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
         from tasks t
         join (select distinct * from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)) k
             on t.workspace_id = k.workspace_id and t.id = k.id
@@ -91,7 +106,10 @@ pub async fn lock_free(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<
     )
     .fetch_all(conn)
     .await?;
-    Ok(rows.into_iter().map(|r| super::task_state!(r)).collect())
+    Ok(rows
+        .into_iter()
+        .map(|r| (super::task_state!(r), super::task_setup!(r)))
+        .collect())
 }
 
 /// The fixed parts of a task, which no lock is needed to read.

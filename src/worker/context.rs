@@ -78,7 +78,7 @@ impl Loader {
     pub async fn load(
         &self,
         pool: &PgPool,
-        steps: &[Claimed],
+        steps: &[&Claimed],
     ) -> Result<Vec<Option<Result<Context, PromptError>>>, store::Error> {
         let (assemblies, mut items) =
             tokio::try_join!(self.assemblies(pool, steps), histories(pool, steps))?;
@@ -106,8 +106,8 @@ impl Loader {
                 }
             };
             Some(Ok(Context {
-                agent: step.agent.agent,
-                depth: step.depth,
+                agent: step.setup.agent.agent,
+                depth: step.setup.depth,
                 tools: assembly.tools.clone(),
                 request,
             }))
@@ -118,9 +118,9 @@ impl Loader {
     async fn assemblies(
         &self,
         pool: &PgPool,
-        steps: &[Claimed],
+        steps: &[&Claimed],
     ) -> Result<HashMap<Key, Assembly>, store::Error> {
-        let wanted: HashSet<Key> = steps.iter().map(assembly_key).collect();
+        let wanted: HashSet<Key> = steps.iter().map(|step| assembly_key(step)).collect();
         let wanted: Vec<Key> = wanted.into_iter().collect();
         let mut conn = pool.acquire().await?;
         self.assembler.assemble_many(&mut conn, &wanted).await
@@ -193,7 +193,7 @@ impl Shared {
 /// The items of those that decide.
 async fn histories(
     pool: &PgPool,
-    steps: &[Claimed],
+    steps: &[&Claimed],
 ) -> Result<HashMap<TaskKey, Vec<HistoryItem>>, store::Error> {
     let deciding = steps.iter().filter(|s| s.call.is_none());
     let deciding: Vec<TaskKey> = deciding.map(|s| s.claim.key.task_key()).collect();
@@ -210,8 +210,8 @@ async fn histories(
 fn assembly_key(step: &Claimed) -> Key {
     Key {
         workspace: step.claim.key.workspace,
-        agent: step.agent,
-        depth: step.depth,
-        delegation_disabled: step.delegation_disabled,
+        agent: step.setup.agent,
+        depth: step.setup.depth,
+        delegation_disabled: step.setup.delegation_disabled,
     }
 }
