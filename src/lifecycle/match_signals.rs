@@ -76,7 +76,14 @@ async fn run(
             .events;
         let handled = match dispatcher {
             Some((dispatcher, desk)) if (1..=AT_ONCE_MAX).contains(&events.len()) => {
-                dispatcher.handle_own(&mut tx, &events, desk).await?
+                match dispatcher.handle_own(&mut tx, &events, desk).await {
+                    Ok(handled) => handled,
+                    Err(error) => {
+                        // Here and now: who tries again at once would find the signals locked.
+                        tx.rollback().await?;
+                        return Err(error);
+                    }
+                }
             }
             Some(_) | None => Handled::default(),
         };

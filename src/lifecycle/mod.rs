@@ -120,18 +120,8 @@ async fn lock_claimed(
     conn: &mut PgConnection,
     claim: &Claim,
 ) -> Result<Option<TaskChange>, store::Error> {
-    lock_claimed_below(conn, claim, claim.key.task_key()).await
-}
-
-/// As [`lock_claimed`], with `above`, an ancestor of the task or the task itself, locked before it.
-async fn lock_claimed_below(
-    conn: &mut PgConnection,
-    claim: &Claim,
-    above: TaskKey,
-) -> Result<Option<TaskChange>, store::Error> {
-    let key = claim.key.task_key();
-    let locked = store::tasks::lock(conn, &[above, key]).await?;
-    let Some(state) = locked.into_iter().find(|t| t.key == key) else {
+    let locked = store::tasks::lock(conn, &[claim.key.task_key()]).await?;
+    let Some(state) = locked.into_iter().next() else {
         return Ok(None);
     };
     let step = store::steps::lock(conn, &[claim.key]).await?.pop();

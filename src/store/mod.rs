@@ -123,6 +123,7 @@ macro_rules! task_setup {
                 agent: $row.agent_id,
                 version: $row.agent_version,
             },
+            root: $row.root_task_id,
             depth: i32::from($row.spawn_depth),
             delegation_disabled: $row.delegation_disabled,
         }

@@ -3,12 +3,12 @@
 
 use super::history::history;
 use crate::{
-    domain::{ids::AgentId, task::TaskKey},
+    domain::task::TaskKey,
     lifecycle::checkpoint::PromptRecord,
     llm::{Message, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
-    store::{self, items::HistoryItem, steps::Claimed},
+    store::{self, items::HistoryItem, steps::Claimed, tasks::Setup},
     tools,
 };
 use serde_json::{Value, json};
@@ -21,8 +21,7 @@ use std::{
 
 /// What a step is run with.
 pub struct Context {
-    pub agent: AgentId,
-    pub depth: i32,
+    pub setup: Setup,
     pub tools: Vec<&'static str>,
     /// For a decide step.
     pub request: Option<Prepared>,
@@ -106,8 +105,7 @@ impl Loader {
                 }
             };
             Some(Ok(Context {
-                agent: step.setup.agent.agent,
-                depth: step.setup.depth,
+                setup: step.setup,
                 tools: assembly.tools.clone(),
                 request,
             }))

@@ -297,8 +297,8 @@ async fn execute(
     }
     let against = tools::Context {
         by: Delegator {
-            agent: context.agent,
-            depth: context.depth,
+            agent: context.setup.agent.agent,
+            depth: context.setup.depth,
         },
         limits: shared.limits,
     };
@@ -307,8 +307,14 @@ async fn execute(
         match tools::call(&call.name, &call.arguments, &context.tools, &against) {
             ToolOutcome::TellModel(text) => Some(Executed::error(text)),
             ToolOutcome::Delegate(plan) => delegated(
-                lifecycle::delegate::delegate(&shared.pool, claim, &plan, shared.tree_size_max)
-                    .await?,
+                lifecycle::delegate::delegate(
+                    &shared.pool,
+                    claim,
+                    &context.setup,
+                    &plan,
+                    shared.tree_size_max,
+                )
+                .await?,
                 claim,
             ),
             ToolOutcome::Wait(wait) => {

@@ -481,7 +481,8 @@ async fn the_matcher_wakes_a_parent_at_once_or_leaves_it_to_the_event_loop() {
         };
         assert_eq!(
             by_hand.orchestrator.match_signals().await.unwrap(),
-            Progress::Did(2)
+            Progress::Did(2),
+            "{hindrance}"
         );
         assert_eq!(
             awaits(&engine, family.parent).await,
