@@ -71,7 +71,11 @@ pub async fn hold(world: &World, trees: &[Tree]) {
         "histories that the strict provider refused",
         &world.llm.refusals(),
     );
-    check(&world.pool).await;
+    // It panics, which would keep the report from being printed.
+    let pool = world.pool.clone();
+    if let Err(error) = tokio::spawn(async move { check(&pool).await }).await {
+        world.fail(format!("the closing check fails: {error}"));
+    }
 }
 
 /// One task for each key that was acknowledged, and each message once.
