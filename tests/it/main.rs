@@ -23,6 +23,7 @@ mod embedded;
 mod engine;
 mod forced;
 mod http;
+mod large;
 mod layers;
 mod leases;
 mod liveness;
