@@ -2,8 +2,8 @@
 //! work, and wakes exactly once with everybody's results. `ARCHITECTURE.md` walks one message through the modules.
 //!
 //! A module imports lower ranks only (`tests/it/layers.rs` enforces it):
-//! 0 `domain`, `config`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`; 2 `bus`, `roster`, `lifecycle`;
-//! 3 `worker`, `orchestrator`, `api`; 4 `commands`.
+//! 0 `domain`, `config`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`;
+//! 2 `bus`, `flags`, `roster`, `lifecycle`; 3 `worker`, `orchestrator`, `api`; 4 `commands`.
 
 pub mod config;
 pub mod domain;
@@ -16,6 +16,7 @@ pub mod store;
 pub mod tools;
 
 pub mod bus;
+pub mod flags;
 pub mod lifecycle;
 pub mod roster;
 

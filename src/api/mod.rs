@@ -14,6 +14,7 @@ pub mod deletes;
 pub mod error;
 pub mod extract;
 pub mod feed;
+pub mod flags;
 mod health;
 mod openapi;
 pub mod outage;
@@ -143,6 +144,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(agents::router())
         .merge(tools::router())
         .merge(dead_events::router())
+        .merge(flags::router())
 }
 
 /// Routes that answer for as long as the client listens.

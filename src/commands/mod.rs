@@ -6,6 +6,7 @@
 pub mod database;
 pub mod dev;
 pub mod doctor;
+mod flags;
 mod logging;
 pub mod migrate;
 pub mod serve;
@@ -62,6 +63,9 @@ enum Command {
     Workspace(WorkspaceCommand),
     /// Make an access token; prints the token and nothing else
     Token(token::TokenArgs),
+    /// Show and set runtime flags
+    #[command(subcommand)]
+    Flags(flags::FlagsCommand),
     /// Check configuration, database, model and clock, and say what to do
     Doctor(doctor::DoctorArgs),
 }
@@ -175,6 +179,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             workspace::create(&config, args).await?
         }
         Command::Token(args) => token::run(&config, args).await?,
+        Command::Flags(command) => flags::run(&config, command).await?,
         Command::Doctor(_) => {}
     }
     Ok(ExitCode::SUCCESS)

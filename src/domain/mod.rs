@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod decision;
 pub mod delegation;
+pub mod flag;
 pub mod grants;
 pub mod ids;
 pub mod retry;

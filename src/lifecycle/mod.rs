@@ -22,6 +22,7 @@ pub mod match_signals;
 pub mod requeue;
 mod resume;
 pub mod revive;
+pub mod set_flag;
 pub mod signal;
 pub mod skip;
 pub mod stop;

@@ -10,6 +10,7 @@ pub mod bus;
 pub mod changes;
 pub mod events;
 pub mod feeds;
+pub mod flags;
 pub mod health;
 pub mod idempotency;
 pub mod items;

@@ -115,6 +115,37 @@ fn from_an_empty_folder_to_a_token() {
     let checked = run(&["doctor", "--json"]);
     let checked: serde_json::Value = serde_json::from_str(expect(&checked, 0)).unwrap();
     assert_eq!(checked["ok"], true, "{checked}");
+
+    // P-7
+    let json =
+        |output: &Output| -> serde_json::Value { serde_json::from_str(expect(output, 0)).unwrap() };
+    let key = "batch_fanout.enabled";
+    let flags = run(&["flags", "list"]);
+    assert!(
+        expect(&flags, 0)
+            .contains("batch_fanout.enabled = false (boolean, default false; never set)")
+    );
+    let set = run(&["flags", "set", key, "true", "--subject", "ada"]);
+    assert_eq!(expect(&set, 0), "batch_fanout.enabled = true\n");
+    let flags = json(&run(&["flags", "list", "--json"]));
+    let flag = &flags["items"][0];
+    assert_eq!(
+        (&flag["value"], &flag["changed_by"]),
+        (&true.into(), &"ada".into())
+    );
+    let set = json(&run(&["flags", "set", key, "false", "--json"]));
+    assert_eq!(
+        (&set["value"], &set["changed_by"]),
+        (&false.into(), &"command-line".into())
+    );
+    for wrong in [
+        ["flags", "set", "batch_fanout", "true"],
+        ["flags", "set", key, "yes"],
+    ] {
+        let output = run(&wrong);
+        expect(&output, 2);
+        assert!(stderr(&output).contains(key), "{}", stderr(&output));
+    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod deletes;
 mod depth;
 mod embedded;
 mod engine;
+mod flags;
 mod forced;
 mod http;
 mod large;

@@ -29,7 +29,7 @@ use std::{
 };
 use tokio::{runtime::Handle, task::JoinHandle};
 
-/// The last one before those that build an index each.
+/// The last one of the first tables; those after it build an index each, or make a table that nothing else stands on.
 const TABLES: i64 = 14;
 
 /// A pool on a database without any table.
@@ -233,7 +233,8 @@ async fn filled() -> (Engine, Gate, TaskId) {
             select workspace_id, id, id, id, 'k', agent_id from tasks;
         update await_groups set batch_run_id = task_id;
         insert into stream_chunks (workspace_id, task_id, turn, text) select workspace_id, id, 1, 'x' from tasks;
-        insert into processes (id, roles, host, pid) values (gen_random_uuid(), '{api}', 'h', 1)";
+        insert into processes (id, roles, host, pid) values (gen_random_uuid(), '{api}', 'h', 1);
+        insert into runtime_flags (key, value, changed_by) values ('k', 'true', 'ada')";
     sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
     for (table, count) in rows(&engine.pool).await {
         assert!(count > 0, "{table} is empty");
@@ -274,7 +275,7 @@ async fn full_tables_go_down_and_up_again() {
 
     let (mut engine, gate, parent) = filled().await;
     let pool = engine.pool.clone();
-    let held = rows(&pool).await;
+    let mut held = rows(&pool).await;
     let before = |version: &i64| {
         versions
             .iter()
@@ -284,7 +285,7 @@ async fn full_tables_go_down_and_up_again() {
             .unwrap_or(0)
     };
 
-    // Indexes come and go; the work goes on with what there was.
+    // Indexes and later tables come and go; the work goes on with what there was.
     for version in versions.iter().rev().filter(|v| **v > TABLES) {
         migrate::migrator()
             .undo(&pool, before(version))
@@ -296,12 +297,17 @@ async fn full_tables_go_down_and_up_again() {
             "down from {version}"
         );
     }
+    let first_tables: Vec<String> = rows(&pool).await.into_keys().collect();
+    held.retain(|table, _| first_tables.contains(table));
+    assert!(held.len() > 10);
     assert_eq!(
         migrate::apply(&pool).await.unwrap().len(),
         versions.len() - TABLES as usize
     );
     assert_eq!(schema(&pool).await, full);
-    assert_eq!(rows(&pool).await, held);
+    let mut left = rows(&pool).await;
+    left.retain(|table, _| first_tables.contains(table));
+    assert_eq!(left, held);
     // The lease of the killed process has to run out first.
     crate::forced::expire_leases(&engine).await;
     engine.resume();
@@ -357,6 +363,10 @@ async fn an_index_that_was_built_ahead_makes_its_migration_a_no_op() {
     for migration in ups().iter().filter(|m| m.version > TABLES) {
         let version = migration.version;
         let statement = statements(migration.sql.as_str()).pop().unwrap();
+        if !statement.contains("index if not exists") {
+            migrate::migrator().run_to(version, pool).await.unwrap();
+            continue;
+        }
         let ahead =
             statement.replacen("index if not exists", "index concurrently if not exists", 1);
         assert_ne!(ahead, statement);

@@ -13,9 +13,11 @@ use sqlx::PgPool;
 /// Routes that need no token.
 const PUBLIC: [&str; 3] = ["/healthz", "/readyz", "/api/callbacks/{token}"];
 /// Routes for operators, who look after all workspaces: there is no foreign thing to them (P-6).
-const OF_ALL_WORKSPACES: [&str; 2] = [
+const OF_ALL_WORKSPACES: [&str; 4] = [
     "/api/admin/dead-events",
     "/api/admin/dead-events/{id}/retry",
+    "/api/admin/runtime-flags",
+    "/api/admin/runtime-flags/{key}",
 ];
 
 struct Route {
@@ -181,7 +183,7 @@ impl Things {
             "id" if path.starts_with("/api/admin/dead-events/") => {
                 Some(self.dead_event.to_string())
             }
-            "token" => Some("guess".to_owned()),
+            "token" | "key" => Some("guess".to_owned()),
             "id" if path.starts_with("/api/agents/") => Some(self.agent.to_string()),
             "parentTaskId" | "task_id" | "taskId" => Some(self.task.to_string()),
             "agentGroupId" | "agent_group_id" => Some(self.agent.to_string()),
