@@ -8,6 +8,7 @@ pub mod dev;
 pub mod doctor;
 mod logging;
 pub mod migrate;
+mod reencrypt;
 pub mod serve;
 mod token;
 mod workspace;
@@ -62,6 +63,8 @@ enum Command {
     Workspace(WorkspaceCommand),
     /// Make an access token; prints the token and nothing else
     Token(token::TokenArgs),
+    /// Move stored credentials to the operator's newest key
+    Reencrypt(reencrypt::ReencryptArgs),
     /// Check configuration, database, model and clock, and say what to do
     Doctor(doctor::DoctorArgs),
 }
@@ -174,6 +177,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Workspace(WorkspaceCommand::Create(args)) => {
             workspace::create(&config, args).await?
         }
+        Command::Reencrypt(args) => reencrypt::run(config, args).await?,
         Command::Token(args) => token::run(&config, args).await?,
         Command::Doctor(_) => {}
     }

@@ -16,6 +16,7 @@ mod chaos;
 mod commands;
 mod crash_world;
 mod crashes;
+mod credentials;
 mod delegation;
 mod deletes;
 mod depth;

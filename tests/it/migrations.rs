@@ -29,8 +29,10 @@ use std::{
 };
 use tokio::{runtime::Handle, task::JoinHandle};
 
-/// The last one before those that build an index each.
+/// The last one before those that build an index each (and the later ones, which make a table each).
 const TABLES: i64 = 14;
+/// Made by a migration after those: going down to `TABLES` takes their rows along.
+const LATER_TABLES: [&str; 1] = ["credentials"];
 
 /// A pool on a database without any table.
 async fn empty_database() -> PgPool {
@@ -233,7 +235,8 @@ async fn filled() -> (Engine, Gate, TaskId) {
             select workspace_id, id, id, id, 'k', agent_id from tasks;
         update await_groups set batch_run_id = task_id;
         insert into stream_chunks (workspace_id, task_id, turn, text) select workspace_id, id, 1, 'x' from tasks;
-        insert into processes (id, roles, host, pid) values (gen_random_uuid(), '{api}', 'h', 1)";
+        insert into processes (id, roles, host, pid) values (gen_random_uuid(), '{api}', 'h', 1);
+        insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'c', 'k', '' from workspaces";
     sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
     for (table, count) in rows(&engine.pool).await {
         assert!(count > 0, "{table} is empty");
@@ -301,7 +304,11 @@ async fn full_tables_go_down_and_up_again() {
         versions.len() - TABLES as usize
     );
     assert_eq!(schema(&pool).await, full);
-    assert_eq!(rows(&pool).await, held);
+    let without_later = |mut rows: BTreeMap<String, i64>| {
+        rows.retain(|table, _| !LATER_TABLES.contains(&table.as_str()));
+        rows
+    };
+    assert_eq!(without_later(rows(&pool).await), without_later(held));
     // The lease of the killed process has to run out first.
     crate::forced::expire_leases(&engine).await;
     engine.resume();
@@ -359,7 +366,11 @@ async fn an_index_that_was_built_ahead_makes_its_migration_a_no_op() {
         let statement = statements(migration.sql.as_str()).pop().unwrap();
         let ahead =
             statement.replacen("index if not exists", "index concurrently if not exists", 1);
-        assert_ne!(ahead, statement);
+        if ahead == statement {
+            assert!(version > 30, "{version} builds an index");
+            migrate::migrator().run_to(version, pool).await.unwrap();
+            continue;
+        }
         pool.execute(AssertSqlSafe(ahead.clone())).await.unwrap();
         let name = ahead.split("not exists ").nth(1).unwrap();
         let name = name.split(' ').next().unwrap();

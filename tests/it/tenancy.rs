@@ -6,7 +6,7 @@
 use crate::http::{Answer, Api, agent, group, request, step, task, user_message, workspace};
 use axum::http::Method;
 use reconvene::api::auth::Role;
-use reconvene::domain::ids::{AgentId, BatchRunId, TaskId, WorkspaceId};
+use reconvene::domain::ids::{AgentId, BatchRunId, CredentialId, TaskId, WorkspaceId};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -120,6 +120,7 @@ struct Things {
     task: TaskId,
     agent: AgentId,
     batch_run: BatchRunId,
+    credential: CredentialId,
     dead_event: i64,
 }
 
@@ -147,6 +148,13 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         .execute(pool)
         .await
         .unwrap();
+    let credential = CredentialId::new();
+    sqlx::query("insert into credentials (workspace_id, id, name, key_id, sealed) values ($1, $2, 'c', 'k1', '')")
+        .bind(workspace)
+        .bind(credential)
+        .execute(pool)
+        .await
+        .unwrap();
     let dead_event = sqlx::query_scalar(
         "insert into orchestrator_events (workspace_id, task_id, kind, dead_at) values ($1, $2, 'new_message', now())
         returning id",
@@ -160,6 +168,7 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         task,
         agent,
         batch_run,
+        credential,
         dead_event,
     }
 }
@@ -170,6 +179,7 @@ impl Things {
             task: TaskId::new(),
             agent: AgentId::new(),
             batch_run: BatchRunId::new(),
+            credential: CredentialId::new(),
             dead_event: i64::MAX,
         }
     }
@@ -183,6 +193,7 @@ impl Things {
             }
             "token" => Some("guess".to_owned()),
             "id" if path.starts_with("/api/agents/") => Some(self.agent.to_string()),
+            "id" if path.starts_with("/api/credentials/") => Some(self.credential.to_string()),
             "parentTaskId" | "task_id" | "taskId" => Some(self.task.to_string()),
             "agentGroupId" | "agent_group_id" => Some(self.agent.to_string()),
             "batchRunId" | "batch_run_id" => Some(self.batch_run.to_string()),
@@ -312,6 +323,7 @@ async fn another_workspaces_things_do_not_exist() {
             for id in [
                 foreign.task.to_string(),
                 foreign.agent.to_string(),
+                foreign.credential.to_string(),
                 ours.to_string(),
             ] {
                 assert!(!list.contains(&id), "{name} shows {id}");
