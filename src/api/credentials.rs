@@ -36,7 +36,7 @@ pub struct CredentialView {
     #[schema(example = "2026-11")]
     pub key_id: String,
     pub created_at: DateTime<Utc>,
-    /// When it was given its present value.
+    /// When its value was last written, by `reencrypt` too.
     pub updated_at: DateTime<Utc>,
 }
 

@@ -8,6 +8,7 @@
 pub mod agents;
 pub mod auth;
 pub mod chat;
+pub mod configured_tools;
 pub mod credentials;
 pub mod cursor;
 pub mod dead_events;
@@ -148,6 +149,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(waits::router())
         .merge(agents::router())
         .merge(tools::router())
+        .merge(configured_tools::router())
         .merge(credentials::router())
         .merge(dead_events::router())
 }

@@ -8,6 +8,7 @@ mod parse;
 mod roster_entry;
 
 pub use super::fields::{FieldError, InvalidDefinition};
+pub(in crate::domain) use parse::merge_patch;
 pub use roster_entry::{RosterEntry, harmless_name};
 
 use serde::{Deserialize, Serialize};

@@ -14,6 +14,7 @@ mod awaits;
 mod bus;
 mod chaos;
 mod commands;
+mod configured_tools;
 mod crash_world;
 mod crashes;
 mod credentials;

@@ -32,7 +32,11 @@ use tokio::{runtime::Handle, task::JoinHandle};
 /// The last one before those that build an index each (and the later ones, which make a table each).
 const TABLES: i64 = 14;
 /// Made by a migration after those: going down to `TABLES` takes their rows along.
-const LATER_TABLES: [&str; 1] = ["credentials"];
+const LATER_TABLES: [&str; 3] = [
+    "credentials",
+    "configured_tools",
+    "configured_tool_credentials",
+];
 
 /// A pool on a database without any table.
 async fn empty_database() -> PgPool {
@@ -236,7 +240,10 @@ async fn filled() -> (Engine, Gate, TaskId) {
         update await_groups set batch_run_id = task_id;
         insert into stream_chunks (workspace_id, task_id, turn, text) select workspace_id, id, 1, 'x' from tasks;
         insert into processes (id, roles, host, pid) values (gen_random_uuid(), '{api}', 'h', 1);
-        insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'c', 'k', '' from workspaces";
+        insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'c', 'k', '' from workspaces;
+        insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
+            select id, id, 't', 'ask_user', '', '{}' from workspaces;
+        insert into configured_tool_credentials select id, id, id from workspaces";
     sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
     for (table, count) in rows(&engine.pool).await {
         assert!(count > 0, "{table} is empty");

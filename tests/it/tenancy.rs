@@ -6,7 +6,9 @@
 use crate::http::{Answer, Api, agent, group, request, step, task, user_message, workspace};
 use axum::http::Method;
 use reconvene::api::auth::Role;
-use reconvene::domain::ids::{AgentId, BatchRunId, CredentialId, TaskId, WorkspaceId};
+use reconvene::domain::ids::{
+    AgentId, BatchRunId, ConfiguredToolId, CredentialId, TaskId, WorkspaceId,
+};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -121,6 +123,7 @@ struct Things {
     agent: AgentId,
     batch_run: BatchRunId,
     credential: CredentialId,
+    configured_tool: ConfiguredToolId,
     dead_event: i64,
 }
 
@@ -155,6 +158,16 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         .execute(pool)
         .await
         .unwrap();
+    let configured_tool = ConfiguredToolId::new();
+    sqlx::query(
+        "insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
+        values ($1, $2, 't', 'ask_user', '', '{}')",
+    )
+    .bind(workspace)
+    .bind(configured_tool)
+    .execute(pool)
+    .await
+    .unwrap();
     let dead_event = sqlx::query_scalar(
         "insert into orchestrator_events (workspace_id, task_id, kind, dead_at) values ($1, $2, 'new_message', now())
         returning id",
@@ -169,6 +182,7 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         agent,
         batch_run,
         credential,
+        configured_tool,
         dead_event,
     }
 }
@@ -180,6 +194,7 @@ impl Things {
             agent: AgentId::new(),
             batch_run: BatchRunId::new(),
             credential: CredentialId::new(),
+            configured_tool: ConfiguredToolId::new(),
             dead_event: i64::MAX,
         }
     }
@@ -194,6 +209,9 @@ impl Things {
             "token" => Some("guess".to_owned()),
             "id" if path.starts_with("/api/agents/") => Some(self.agent.to_string()),
             "id" if path.starts_with("/api/credentials/") => Some(self.credential.to_string()),
+            "id" if path.starts_with("/api/configured-tools/") => {
+                Some(self.configured_tool.to_string())
+            }
             "parentTaskId" | "task_id" | "taskId" => Some(self.task.to_string()),
             "agentGroupId" | "agent_group_id" => Some(self.agent.to_string()),
             "batchRunId" | "batch_run_id" => Some(self.batch_run.to_string()),
@@ -324,6 +342,7 @@ async fn another_workspaces_things_do_not_exist() {
                 foreign.task.to_string(),
                 foreign.agent.to_string(),
                 foreign.credential.to_string(),
+                foreign.configured_tool.to_string(),
                 ours.to_string(),
             ] {
                 assert!(!list.contains(&id), "{name} shows {id}");
