@@ -20,6 +20,7 @@ use utoipa::{Modify, OpenApi};
         (name = "tasks", description = "See, stop and delete tasks"),
         (name = "signals", description = "Report what tasks wait for"),
         (name = "agents", description = "Who does the work"),
+        (name = "tools", description = "What agents work with, and the secrets that it takes"),
         (name = "admin", description = "Look after the service"),
         (name = "service", description = "Health of this process"),
     ),

@@ -11,6 +11,8 @@ pub mod agents;
 pub mod checkpoint;
 pub mod claim;
 pub mod complete_awaits;
+pub mod configured_tools;
+pub mod credentials;
 pub mod delegate;
 pub mod delete;
 pub mod demo;

@@ -8,6 +8,8 @@ pub mod agents;
 pub mod awaits;
 pub mod bus;
 pub mod changes;
+pub mod configured_tools;
+pub mod credentials;
 pub mod events;
 pub mod feeds;
 pub mod flags;

@@ -9,7 +9,7 @@ use crate::{
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
     store::{self, items::HistoryItem, steps::Claimed, tasks::Setup},
-    tools,
+    tools::{self, Granted},
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -22,7 +22,7 @@ use std::{
 /// What a step is run with.
 pub struct Context {
     pub setup: Setup,
-    pub tools: Vec<&'static str>,
+    pub tools: Vec<Granted>,
     /// For a decide step.
     pub request: Option<Prepared>,
 }
@@ -124,6 +124,19 @@ impl Loader {
         self.assembler.assemble_many(&mut conn, &wanted).await
     }
 
+    /// The tool as the model sees it: what an author has bound is not there (D-14).
+    fn spec(&self, tool: &Granted) -> Option<ToolSpec> {
+        let base = self.specs.get(tool.base)?;
+        Some(match &tool.instance {
+            None => base.clone(),
+            Some(instance) => ToolSpec {
+                name: tool.name.clone(),
+                description: instance.description(&base.description),
+                parameters: instance.tool.schema(&base.parameters),
+            },
+        })
+    }
+
     fn shared(&self, assembly: &Assembly) -> Result<Shared, PromptError> {
         let sections = self.prompts.system(&SystemPrompt {
             agent_name: &assembly.definition.name,
@@ -134,7 +147,7 @@ impl Loader {
         let tools: Arc<[ToolSpec]> = assembly
             .tools
             .iter()
-            .filter_map(|name| self.specs.get(name).cloned())
+            .filter_map(|tool| self.spec(tool))
             .collect();
         let system: Arc<str> = sections.joined().into();
         let parts: Vec<Value> = sections

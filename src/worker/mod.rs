@@ -21,6 +21,7 @@ use crate::{
         self,
         steps::{Claimed, GiveBack},
     },
+    vault::Vault,
 };
 use context::{Context, Loader};
 use lease::Held;
@@ -41,6 +42,7 @@ struct Shared {
     hub: Arc<Hub>,
     models: Models,
     loader: Loader,
+    vault: Vault,
     checkpointer: Checkpointer,
     held: Arc<Held>,
     running: TaskTracker,
@@ -89,6 +91,7 @@ impl Worker {
         );
         let shared = Shared {
             loader: Loader::new(prompts, spawn.max_depth, config.tools.max_result_chars),
+            vault: Vault::from_config(&config.credentials),
             held: Arc::default(),
             running: TaskTracker::new(),
             limits: delegation::Limits {
