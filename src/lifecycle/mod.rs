@@ -3,9 +3,10 @@
 //! **Locking order**, kept by every transaction (W-8): tasks, await groups, awaits, then signals and events; within a
 //! table by key, so that a parent, which is older, comes before its children. A step is locked after its task. Queue
 //! rows (queued steps, events, pending signals) are taken with `skip locked` and so are never waited for. Locks are
-//! `for no key update`, since an insert that references a row takes a key-share lock on it. A lock is taken in a
-//! statement of its own, and only the locked rows are read with it: other rows would be seen as they were before the
-//! wait. Every write repeats its guard even under a lock. A deadlock or a lost race rolls back and is tried again.
+//! `for no key update`, since an insert that references a row takes a key-share lock on it. A statement that
+//! may wait for a lock reads nothing else that changes: other rows would be seen as they were before the wait. Tasks that
+//! are locked after groups (`match_signals`) are taken with `skip locked` too. Every write repeats its guard even under a
+//! lock. A deadlock or a lost race rolls back and is tried again.
 
 pub mod agents;
 pub mod checkpoint;
