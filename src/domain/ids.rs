@@ -56,6 +56,12 @@ id! {
     ItemId,
     /// One source-mode enumeration.
     BatchRunId,
+    /// A local user.
+    MemberId,
+    /// A log-in.
+    SessionId,
+    /// A key of a program.
+    ApiKeyId,
     /// A running process of this service.
     ProcessId,
 }

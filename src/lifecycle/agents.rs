@@ -5,7 +5,9 @@
 
 use crate::domain::agent::{AgentDefinition, InvalidDefinition, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
+use crate::lifecycle::members::{self, NewMember};
 use crate::store::agents::{self, Agent};
+use crate::store::members::Member;
 use crate::store::{self, workspaces};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
@@ -167,10 +169,25 @@ pub async fn create_workspace(
     slug: &str,
     name: &str,
 ) -> Result<WorkspaceId, CreateWorkspaceError> {
+    let (id, _) = create_workspace_with(pool, slug, name, None).await?;
+    Ok(id)
+}
+
+/// [`create_workspace`], with a first member.
+pub async fn create_workspace_with(
+    pool: &PgPool,
+    slug: &str,
+    name: &str,
+    member: Option<&NewMember<'_>>,
+) -> Result<(WorkspaceId, Option<Member>), CreateWorkspaceError> {
     let mut tx = pool.begin().await?;
     let id = insert_workspace(&mut tx, slug, name, &assistant()).await?;
+    let member = match member {
+        Some(new) => members::insert(&mut tx, id, new).await?,
+        None => None,
+    };
     tx.commit().await?;
-    Ok(id)
+    Ok((id, member))
 }
 
 pub(super) async fn insert_workspace(

@@ -8,6 +8,7 @@
 //! wait. Every write repeats its guard even under a lock. A deadlock or a lost race rolls back and is tried again.
 
 pub mod agents;
+pub mod api_keys;
 pub mod checkpoint;
 pub mod claim;
 pub mod complete_awaits;
@@ -17,7 +18,10 @@ pub mod demo;
 pub mod dispatch;
 mod finish;
 pub mod forget;
+pub mod log_in;
 pub mod match_signals;
+pub mod members;
+pub mod passwords;
 pub mod requeue;
 mod resume;
 pub mod revive;

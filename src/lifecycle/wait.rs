@@ -116,7 +116,7 @@ pub async fn wait(
 }
 
 /// 32 bytes from the operating system's source of randomness, 244 bits of which are free (two random UUIDs).
-fn new_token() -> String {
+pub(super) fn new_token() -> String {
     let bytes = [Uuid::new_v4().into_bytes(), Uuid::new_v4().into_bytes()].concat();
     URL_SAFE_NO_PAD.encode(bytes)
 }

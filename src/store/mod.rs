@@ -5,6 +5,7 @@
 //! of a queue, and a planner whose statistics are from a time when the queue was short reads all of it for each batch.
 
 pub mod agents;
+pub mod api_keys;
 pub mod awaits;
 pub mod bus;
 pub mod changes;
@@ -14,8 +15,10 @@ pub mod flags;
 pub mod health;
 pub mod idempotency;
 pub mod items;
+pub mod members;
 pub mod prompts;
 pub mod queues;
+pub mod sessions;
 pub mod signals;
 pub mod steps;
 pub mod task_trees;

@@ -3,6 +3,7 @@
     reason = "tests find their database in the environment"
 )]
 
+mod accounts;
 mod agents;
 mod agents_api;
 mod api_auth;
