@@ -265,3 +265,55 @@ pub async fn store_waiting(cluster: &Cluster, parents: usize) -> anyhow::Result<
     }
     Ok(conn.close().await?)
 }
+
+/// Stores tasks that wait for two timers each, none of which is due within the hour.
+pub async fn store_timers(cluster: &Cluster, timers: usize) -> anyhow::Result<()> {
+    let mut conn = PgConnection::connect_with(&cluster.embedded.options()).await?;
+    for sql in [
+        "create temporary table w as select gen_random_uuid() as task, gen_random_uuid() as one, gen_random_uuid() as two
+         from generate_series(1, $2 / 2) n where $1::uuid is not null",
+        "insert into tasks (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
+            root_task_id, source, status, started_at)
+         select $1, task, $1, a.id, 1, 49, 'Waits', task, 'chat', 'waiting_for_input', now()
+         from w, agents a where a.workspace_id = $1 and a.template = 'default' and $2 > 0",
+        "insert into await_groups (workspace_id, id, task_id, step_id, source_type, strategy, total, pending)
+         select $1, g, task, g, 'timer', 'all_required', 1, 1 from w, unnest(array[one, two]) g where $2 > 0",
+        "insert into awaits (workspace_id, group_id, ordinal, source_type, correlation_key, scheduled_resume_at)
+         select $1, g, 0, 'timer', g::text, now() + interval '1 hour' from w, unnest(array[one, two]) g where $2 > 0",
+    ] {
+        sqlx::query(sql)
+            .bind(cluster.demo.workspace.0)
+            .bind(timers as i32)
+            .execute(&mut conn)
+            .await
+            .context("timers can not be stored")?;
+    }
+    Ok(conn.close().await?)
+}
+
+/// Lets one of the timers run out. Returns the milliseconds until it was settled.
+pub async fn one_timer(cluster: &Cluster) -> anyhow::Result<f64> {
+    let group: Uuid = sqlx::query_scalar(
+        "update awaits set scheduled_resume_at = now() where group_id =
+            (select group_id from awaits where source_type = 'timer' and status = 'pending' limit 1)
+         returning group_id",
+    )
+    .fetch_one(&cluster.pool)
+    .await?;
+    let begun = Instant::now();
+    loop {
+        let ms: Option<f64> = sqlx::query_scalar(
+            "select (extract(epoch from settled_at - scheduled_resume_at) * 1000)::float8 from awaits
+             where workspace_id = $1 and group_id = $2",
+        )
+        .bind(cluster.demo.workspace.0)
+        .bind(group)
+        .fetch_one(&cluster.pool)
+        .await?;
+        if let Some(ms) = ms {
+            return Ok(ms);
+        }
+        ensure!(begun.elapsed() < PATIENCE, "a timer is not found");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -40,7 +40,7 @@ Workloads:
   W2       100 parents with 10 children each
   W3       from the last child's end to the parent's request to the model
   W4       5,000 stored one-step tasks, drained by one process
-  W5       10,000 waiting parents: CPU and memory at rest
+  W5       10,000 waiting parents, and 100,000 timers: CPU and memory at rest
   W6       POST /api/chat/message from 32 connections
 W6 needs pgbench, which runs too."
 )]
@@ -452,6 +452,13 @@ async fn run_w5(args: &Args, cluster: &Cluster, report: &mut Report) -> anyhow::
     load::store_waiting(cluster, 10_000).await?;
     cluster.tidy().await?;
     let after = at_rest(cluster, &service, postmaster, window).await?;
+    load::store_timers(cluster, 100_000).await?;
+    cluster.tidy().await?;
+    let timers = at_rest(cluster, &service, postmaster, window).await?;
+    let mut found = vec![];
+    for _ in 0..args.size(10, 3) {
+        found.push(load::one_timer(cluster).await?);
+    }
     report.figure(
         "W5",
         "CPU at rest with no waiting parent",
@@ -484,6 +491,19 @@ async fn run_w5(args: &Args, cluster: &Cluster, report: &mut Report) -> anyhow::
         more + after.server_mb - before.server_mb,
         "MB",
         AtMost(30.0),
+    );
+    report.judged(
+        "W5",
+        "CPU at rest with 100,000 timers more",
+        timers.core_percent,
+        "% core",
+        AtMost(1.0),
+    );
+    report.measured(
+        "W5",
+        "one of them that is due, found after",
+        &Samples::of(found),
+        "ms",
     );
     service.stop().await
 }

@@ -29,6 +29,7 @@ pub struct Config {
     pub server: Server,
     pub limits: Limits,
     pub auth: Auth,
+    pub credentials: Credentials,
     pub llm: Llm,
     pub worker: Worker,
     pub orchestrator: Orchestrator,
@@ -99,6 +100,33 @@ pub enum Algorithm {
     RS256,
     ES256,
     EdDSA,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Credentials {
+    /// Each `id:key`, newest first. Empty: see `commands::database::settle_operator_key`.
+    pub keys: Vec<SecretString>,
+}
+
+impl Credentials {
+    /// The id and the 32 bytes of a key. `None`: the text is not `id:` with 64 hexadecimal digits after it.
+    pub fn read_key(text: &str) -> Option<(&str, [u8; 32])> {
+        let (id, digits) = text.trim().split_once(':')?;
+        let is_id = (1..=32).contains(&id.len())
+            && id
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        if !is_id || digits.len() != 64 {
+            return None;
+        }
+        let mut key = [0; 32];
+        for (byte, pair) in key.iter_mut().zip(digits.as_bytes().chunks(2)) {
+            let digit = |b: u8| char::from(b).to_digit(16);
+            *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
+        }
+        Some((id, key))
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -2,7 +2,7 @@
 //! work, and wakes exactly once with everybody's results. `ARCHITECTURE.md` walks one message through the modules.
 //!
 //! A module imports lower ranks only (`tests/it/layers.rs` enforces it):
-//! 0 `domain`, `config`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`;
+//! 0 `domain`, `config`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`, `vault`;
 //! 2 `bus`, `flags`, `roster`, `lifecycle`; 3 `worker`, `orchestrator`, `api`; 4 `commands`.
 
 pub mod config;
@@ -14,6 +14,7 @@ pub mod prompts;
 pub mod runtime;
 pub mod store;
 pub mod tools;
+pub mod vault;
 
 pub mod bus;
 pub mod flags;

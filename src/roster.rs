@@ -4,11 +4,14 @@
 //! only which versions are published at this moment. Versions never change, so what has been read of them is kept. The
 //! roster is what prompts show; what a call may reach is asked again when it is executed (`store::tasks::resolve_agents`, A-24).
 
-use crate::domain::agent::{AgentDefinition, RosterEntry, Template};
+use crate::domain::agent::{AgentDefinition, RosterEntry, Template, harmless_name};
+use crate::domain::configured_tool::ConfiguredTool;
+use crate::domain::delegation::Reachable;
 use crate::domain::grants::{ToolInfo, granted};
 use crate::domain::ids::{AgentId, WorkspaceId};
 use crate::domain::task::AgentRef;
-use crate::store::{self, agents};
+use crate::store::{self, agents, configured_tools};
+use crate::tools::{Granted, Instance};
 use sqlx::PgConnection;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,11 +36,11 @@ pub struct Key {
     pub delegation_disabled: bool,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Assembly {
     pub definition: Arc<AgentDefinition>,
-    /// Names of the granted tools, in the order of the prompt.
-    pub tools: Vec<&'static str>,
+    /// The granted tools, in the order of the prompt.
+    pub tools: Vec<Granted>,
     /// `None` without a delegate tool. Ordered by name, then id.
     pub roster: Option<Arc<[RosterEntry]>>,
 }
@@ -82,6 +85,7 @@ impl Assembler {
         keys: &[Key],
     ) -> Result<HashMap<Key, Assembly>, store::Error> {
         let known = self.known_versions(conn, keys).await?;
+        let configured = self.configured(conn, keys, &known).await?;
         let mut assemblies = HashMap::with_capacity(keys.len());
         for key in keys {
             let Some(version) = known.get(&key.agent) else {
@@ -89,12 +93,8 @@ impl Assembler {
             };
             assemblies.entry(*key).or_insert_with(|| {
                 let allowed = !key.delegation_disabled && key.depth < self.max_depth;
-                let tools = granted(
-                    &version.definition,
-                    version.template,
-                    &self.catalogue,
-                    allowed,
-                );
+                let own = configured.get(key).map(Vec::as_slice).unwrap_or_default();
+                let tools = self.granted(version, own, allowed);
                 Assembly {
                     definition: version.definition.clone(),
                     tools,
@@ -125,10 +125,128 @@ impl Assembler {
         Ok(assemblies)
     }
 
-    fn can_delegate(&self, tools: &[&str]) -> bool {
+    /// What the agent may call: of the base tools and of the configured ones that are there for it.
+    fn granted(
+        &self,
+        version: &Known,
+        own: &[(&'static str, Arc<Instance>)],
+        allowed: bool,
+    ) -> Vec<Granted> {
+        let configured = own.iter().map(|(base, instance)| ToolInfo {
+            name: instance.tool.name.as_str(),
+            default_enabled: false,
+            delegates: self.delegates(base),
+        });
+        let catalogue: Vec<ToolInfo<'_>> =
+            self.catalogue.iter().copied().chain(configured).collect();
+        let names = granted(&version.definition, version.template, &catalogue, allowed);
+        let tool = |name: &str| {
+            let base = self.catalogue.iter().find(|tool| tool.name == name);
+            if let Some(base) = base {
+                return Some(Granted::base(base.name));
+            }
+            let (base, instance) = own.iter().find(|(_, own)| own.tool.name == name)?;
+            Some(Granted {
+                name: name.to_owned(),
+                base,
+                instance: Some(instance.clone()),
+            })
+        };
+        names.into_iter().filter_map(tool).collect()
+    }
+
+    fn can_delegate(&self, tools: &[Granted]) -> bool {
+        tools.iter().any(|tool| self.delegates(tool.base))
+    }
+
+    fn delegates(&self, base: &str) -> bool {
         self.catalogue
             .iter()
-            .any(|tool| tool.delegates && tools.contains(&tool.name))
+            .any(|tool| tool.delegates && tool.name == base)
+    }
+
+    /// For each key the configured tools that its agent lists and that are for it, with their base.
+    ///
+    /// An agent that another workspace lends has none: its author's tools hold that workspace's bindings and credentials,
+    /// and those of the task's workspace were attached to it by nobody there.
+    async fn configured(
+        &self,
+        conn: &mut PgConnection,
+        keys: &[Key],
+        known: &HashMap<AgentRef, Arc<Known>>,
+    ) -> Result<HashMap<Key, Vec<(&'static str, Arc<Instance>)>>, store::Error> {
+        let is_base = |name: &str| self.catalogue.iter().any(|tool| tool.name == name);
+        let mut wanted: HashMap<Key, Vec<String>> = HashMap::new();
+        for key in keys
+            .iter()
+            .filter(|key| key.agent.workspace == key.workspace)
+        {
+            let Some(version) = known.get(&key.agent) else {
+                continue;
+            };
+            let phases = &version.definition.phases;
+            let listed = version.definition.tools.iter();
+            let mut names: Vec<String> = listed
+                .chain(phases.iter().flat_map(|phase| &phase.tools))
+                .filter(|name| !is_base(name))
+                .cloned()
+                .collect();
+            names.sort();
+            names.dedup();
+            if !names.is_empty() {
+                wanted.insert(*key, names);
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let names: HashSet<(WorkspaceId, String)> = wanted
+            .iter()
+            .flat_map(|(key, names)| names.iter().map(|name| (key.workspace, name.clone())))
+            .collect();
+        let names: Vec<_> = names.into_iter().collect();
+        let tools = configured_tools::named(conn, &names).await?;
+        let mut agents: HashSet<(WorkspaceId, AgentId)> = HashSet::new();
+        for ((workspace, _), tool) in &tools {
+            agents.extend(tool.allowed_agents().into_iter().map(|id| (*workspace, id)));
+        }
+        let agents: Vec<_> = agents.into_iter().collect();
+        let reachable = match agents.is_empty() {
+            true => HashMap::new(),
+            false => agents::reachable_names(conn, &agents).await?,
+        };
+        let instance = |key: &Key, tool: &ConfiguredTool| {
+            let base = self
+                .catalogue
+                .iter()
+                .find(|base| base.name == tool.base_tool)?;
+            let allowed = tool.allowed_agents();
+            let reach = allowed
+                .iter()
+                .filter(|id| **id != key.agent.agent)
+                .filter_map(|id| {
+                    let name = reachable.get(&(key.workspace, *id))?;
+                    Some(Reachable {
+                        id: *id,
+                        name: harmless_name(name),
+                    })
+                });
+            let instance = Instance {
+                tool: tool.clone(),
+                reachable: reach.collect(),
+                allowed,
+            };
+            Some((base.name, Arc::new(instance)))
+        };
+        let own = wanted.into_iter().map(|(key, names)| {
+            let tools = names
+                .into_iter()
+                .filter_map(|name| tools.get(&(key.workspace, name)))
+                .filter(|tool| tool.agent.is_none_or(|agent| agent == key.agent.agent))
+                .filter_map(|tool| instance(&key, tool));
+            (key, tools.collect())
+        });
+        Ok(own.collect())
     }
 
     async fn known_versions(

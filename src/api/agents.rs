@@ -6,16 +6,15 @@
 use super::App;
 use super::auth::{AdminCaller, Caller};
 use super::cursor::Cursor;
-use super::error::{Error, FieldError, Problem};
+use super::error::{Error, FieldError, Problem, field_errors};
 use super::extract::{FromQuery, Json, Path, Query, QueryReader};
-use crate::domain::agent::{
-    AgentDefinition, AgentKind, InvalidDefinition, ModelSettings, Phase, Template,
-};
+use super::if_match::IfMatch;
+use crate::domain::agent::{AgentDefinition, AgentKind, ModelSettings, Phase, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
 use crate::lifecycle::agents::{self as lifecycle, EditError};
 use crate::store::{self, agents::Agent};
-use axum::extract::{FromRequestParts, State};
-use axum::http::{StatusCode, header, request::Parts};
+use axum::extract::State;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -372,13 +371,6 @@ fn read_new(mut body: Value) -> Result<(AgentDefinition, bool), Error> {
     }
 }
 
-fn field_errors(error: InvalidDefinition) -> impl Iterator<Item = FieldError> {
-    error
-        .0
-        .into_iter()
-        .map(|fault| FieldError::new(fault.path, fault.message))
-}
-
 impl From<EditError> for Error {
     fn from(error: EditError) -> Self {
         match error {
@@ -390,7 +382,7 @@ impl From<EditError> for Error {
                      what it is now, and send that with its ETag in If-Match."
                 ),
             ),
-            EditError::Invalid(error) => Error::InvalidBody(field_errors(error).collect()),
+            EditError::Invalid(error) => error.into(),
             EditError::DefaultIsKept => Error::conflict(
                 "default_agent_is_kept",
                 "This is the workspace's default agent, which can not be deleted. Change it instead.",
@@ -400,71 +392,10 @@ impl From<EditError> for Error {
     }
 }
 
-/// The revision in `If-Match`: an ETag as this API gives it, with or without its quotes.
-struct IfMatch(Option<i64>);
-
-impl IfMatch {
-    fn required(self) -> Result<i64, Error> {
-        self.0.ok_or_else(|| Error::PreconditionRequired {
-            detail: "Send the ETag of the agent that your change was made from as `If-Match: \"<revision>\"`, so that \
-                     nobody else's change is overwritten. GET the agent to learn it."
-                .into(),
-        })
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
-        let mut values = parts.headers.get_all(header::IF_MATCH).iter();
-        match (values.next(), values.next()) {
-            (None, _) => Ok(IfMatch(None)),
-            (Some(value), None) => match value.to_str().ok().and_then(revision) {
-                Some(revision) => Ok(IfMatch(Some(revision))),
-                None => Err(refused("must be the ETag of the agent, such as \"3\"")),
-            },
-            (Some(_), Some(_)) => Err(refused("must be given once")),
-        }
-    }
-}
-
-fn refused(reason: &str) -> Error {
-    Error::InvalidHeader(FieldError::new("If-Match", reason))
-}
-
-/// Proxies that compress answers make ETags weak (`W/"3"`).
-fn revision(etag: &str) -> Option<i64> {
-    let etag = etag.trim();
-    let etag = etag.strip_prefix("W/").unwrap_or(etag);
-    let digits = etag
-        .strip_prefix('"')
-        .and_then(|etag| etag.strip_suffix('"'))
-        .unwrap_or(etag);
-    digits.parse().ok().filter(|revision| *revision >= 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn an_etag_is_read_back() {
-        for (etag, expected) in [
-            ("\"3\"", Some(3)),
-            (" W/\"3\" ", Some(3)),
-            ("3", Some(3)),
-            ("*", None),
-            ("\"3\", \"4\"", None),
-            ("\"x\"", None),
-            ("\"-1\"", None),
-            ("", None),
-            ("\"3", None),
-        ] {
-            assert_eq!(revision(etag), expected, "{etag}");
-        }
-    }
 
     #[test]
     fn all_faults_of_a_new_agent_are_reported_at_once() {

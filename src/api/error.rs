@@ -3,6 +3,7 @@
 //! The sentence in `detail` tells the caller what to do. Causes of internal errors are logged here, once, and never sent:
 //! no SQL, no stack trace, no path. What belongs to another workspace is `NotFound`, exactly as if it did not exist.
 
+use crate::domain::agent::InvalidDefinition;
 use crate::runtime::Causes;
 use crate::store;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -256,6 +257,19 @@ fn sentence(start: &str, errors: &[FieldError]) -> String {
             errors.len()
         ),
     }
+}
+
+impl From<InvalidDefinition> for Error {
+    fn from(error: InvalidDefinition) -> Self {
+        Error::InvalidBody(field_errors(error).collect())
+    }
+}
+
+pub fn field_errors(error: InvalidDefinition) -> impl Iterator<Item = FieldError> {
+    error
+        .0
+        .into_iter()
+        .map(|fault| FieldError::new(fault.path, fault.message))
 }
 
 impl From<store::Error> for Error {

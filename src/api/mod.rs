@@ -9,6 +9,8 @@ pub mod agents;
 pub mod api_keys;
 pub mod auth;
 pub mod chat;
+pub mod configured_tools;
+pub mod credentials;
 pub mod cursor;
 pub mod dead_events;
 pub mod deletes;
@@ -17,10 +19,12 @@ pub mod extract;
 pub mod feed;
 pub mod flags;
 mod health;
+mod if_match;
 pub mod login;
 pub mod members;
 mod openapi;
 pub mod outage;
+mod page;
 mod paging;
 pub mod rate;
 mod secret;
@@ -35,6 +39,7 @@ use crate::config::Config;
 use crate::lifecycle::submit::Submitter;
 use crate::prompts::Prompts;
 use crate::runtime::Hub;
+use crate::vault::Vault;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
@@ -71,6 +76,8 @@ pub struct App {
     pub limits: Arc<rate::Limits>,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
+    /// What credentials are encrypted with.
+    pub vault: Arc<Vault>,
     /// The roles of this process, for `/readyz`.
     pub roles: Arc<[String]>,
     /// Cancelled when the process begins to stop: streams end, so that the server can.
@@ -151,6 +158,8 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(waits::router())
         .merge(agents::router())
         .merge(tools::router())
+        .merge(configured_tools::router())
+        .merge(credentials::router())
         .merge(dead_events::router())
         .merge(flags::router())
         .merge(login::router())

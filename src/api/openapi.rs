@@ -23,6 +23,7 @@ use utoipa::{Modify, OpenApi};
         (name = "signals", description = "Report what tasks wait for"),
         (name = "agents", description = "Who does the work"),
         (name = "auth", description = "Log in, and say who may"),
+        (name = "tools", description = "What agents work with, and the secrets that it takes"),
         (name = "admin", description = "Look after the service"),
         (name = "service", description = "Health of this process"),
     ),

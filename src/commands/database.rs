@@ -4,6 +4,7 @@ use super::UsageError;
 use crate::config::{Algorithm, Config};
 use crate::postgres::{Embedded, PostgresError};
 use secrecy::ExposeSecret;
+use sha2::{Digest, Sha256};
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use std::time::Duration;
@@ -181,5 +182,18 @@ pub fn settle_signing_secret(config: &mut Config) -> anyhow::Result<()> {
         return Err(UsageError(NO_SIGNING_SECRET.to_owned()).into());
     }
     config.auth.jwt_secret = Some(Embedded::secret(&config.data_dir, "jwt.secret")?);
+    Ok(())
+}
+
+/// Fills in `credentials.keys` where it may be left out: with the private database one is made once and kept beside it.
+/// Elsewhere there is none, and whoever wants to store a credential is told so.
+pub fn settle_operator_key(config: &mut Config) -> anyhow::Result<()> {
+    if !config.credentials.keys.is_empty() || config.database.url.is_some() {
+        return Ok(());
+    }
+    let secret = Embedded::secret(&config.data_dir, "credentials.key")?;
+    let digest = Sha256::digest(secret.expose_secret().as_bytes());
+    let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    config.credentials.keys = vec![format!("local:{digits}").into()];
     Ok(())
 }

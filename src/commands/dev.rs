@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 pub async fn run(mut config: Config, once: bool) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     database::settle_signing_secret(&mut config)?;
+    database::settle_operator_key(&mut config)?;
     let Some(database) = database::open_database_unless(&config, signals.received()).await? else {
         return Err(stopped());
     };

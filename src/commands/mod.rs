@@ -9,6 +9,7 @@ pub mod doctor;
 mod flags;
 mod logging;
 pub mod migrate;
+mod reencrypt;
 pub mod serve;
 mod token;
 mod workspace;
@@ -66,6 +67,8 @@ enum Command {
     /// Show and set runtime flags
     #[command(subcommand)]
     Flags(flags::FlagsCommand),
+    /// Move stored credentials to the operator's newest key
+    Reencrypt(reencrypt::ReencryptArgs),
     /// Check configuration, database, model and clock, and say what to do
     Doctor(doctor::DoctorArgs),
 }
@@ -178,6 +181,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Workspace(WorkspaceCommand::Create(args)) => {
             workspace::create(&config, args).await?
         }
+        Command::Reencrypt(args) => reencrypt::run(config, args).await?,
         Command::Token(args) => token::run(&config, args).await?,
         Command::Flags(command) => flags::run(&config, command).await?,
         Command::Doctor(_) => {}

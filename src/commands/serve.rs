@@ -10,6 +10,7 @@ use crate::llm::Models;
 use crate::orchestrator::Orchestrator;
 use crate::prompts::Prompts;
 use crate::runtime::{Hub, Shutdown};
+use crate::vault::Vault;
 use crate::worker::Worker;
 use clap::ValueEnum;
 use sqlx::PgPool;
@@ -109,6 +110,7 @@ impl Service {
         let submitter = Submitter::start(pool.clone(), hub.clone());
         let models = Models::from_config(&config.llm)?;
         let prompts = Arc::new(Prompts::load(config.prompts_dir.as_deref())?);
+        let vault = Arc::new(Vault::from_config(&config.credentials));
         let auth = Arc::new(Auth::new(&config.auth)?);
         let listener = match roles.api {
             true => Some(listen(&config, config.server.port, "server.port").await?),
@@ -147,26 +149,33 @@ impl Service {
             auth,
             limits: Arc::new(Limits::new(&config.limits)),
             prompts: prompts.clone(),
+            vault: vault.clone(),
             roles: names.into(),
             shutdown: shutdown.soft.clone(),
         };
-        if roles.orchestrator {
-            let orchestrator = Orchestrator::new(&config, pool.clone(), hub.clone());
-            let shutdown = shutdown.clone();
-            parts.spawn(async move {
-                orchestrator.run(shutdown).await;
-                "the orchestrator"
-            });
-        }
-        if roles.worker {
-            let worker = Worker::new(
+        let mut worker = roles.worker.then(|| {
+            Worker::new(
                 &config,
                 pool.clone(),
                 hub.clone(),
                 models,
                 prompts,
                 shutdown.clone(),
-            );
+            )
+        });
+        if roles.orchestrator {
+            let orchestrator = Orchestrator::new(&config, pool.clone(), hub.clone());
+            let orchestrator = match &mut worker {
+                Some(worker) => orchestrator.with_desk(worker.desk()),
+                None => orchestrator,
+            };
+            let shutdown = shutdown.clone();
+            parts.spawn(async move {
+                orchestrator.run(shutdown).await;
+                "the orchestrator"
+            });
+        }
+        if let Some(worker) = worker {
             parts.spawn(async move {
                 worker.run().await;
                 "the worker"
@@ -292,6 +301,7 @@ async fn all_of(parts: &mut JoinSet<&'static str>) {
 pub async fn run(mut config: Config, roles: Roles) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     database::settle_signing_secret(&mut config)?;
+    database::settle_operator_key(&mut config)?;
     let Some(database) = database::open_database_unless(&config, signals.received()).await? else {
         tracing::info!("asked to stop before the database was open");
         return Ok(());

@@ -3,7 +3,7 @@
 //! Not checked here: what only the outside can tell (whether a folder exists, a model answers); that is `doctor`'s job.
 
 use super::layers::{ConfigError, Layers};
-use super::{Algorithm, Config, Llm, Provider, Providers};
+use super::{Algorithm, Config, Credentials, Llm, Provider, Providers};
 use secrecy::ExposeSecret;
 
 /// The shortest HS256 secret in bytes (P-3).
@@ -253,6 +253,25 @@ fn problem(config: &Config, layers: &Layers) -> Option<(&'static str, String)> {
             ));
         }
         (Algorithm::HS256, None) | (_, Some(_)) => {}
+    }
+
+    let mut ids = Vec::new();
+    for key in &config.credentials.keys {
+        let Some((id, _)) = Credentials::read_key(key.expose_secret()) else {
+            return Some((
+                "credentials.keys",
+                "each key is `id:key`: an id of 1 to 32 letters, digits, `.`, `_`, `-`, and 64 hexadecimal digits \
+                 (openssl rand -hex 32 makes them)"
+                    .into(),
+            ));
+        };
+        if ids.contains(&id) {
+            return Some((
+                "credentials.keys",
+                format!("two keys have the id `{id}`; a new key needs a new id"),
+            ));
+        }
+        ids.push(id);
     }
 
     if let Some(problem) = llm_problem(llm, layers) {

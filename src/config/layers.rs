@@ -218,8 +218,10 @@ impl Layers {
 
 /// Keys whose values must not appear in messages.
 fn is_secret(path: &str) -> bool {
-    matches!(path, "database.url" | "auth.jwt_secret")
-        || path.starts_with("llm.") && path.ends_with(".api_key")
+    matches!(
+        path,
+        "database.url" | "auth.jwt_secret" | "credentials.keys"
+    ) || path.starts_with("llm.") && path.ends_with(".api_key")
 }
 
 fn parse(origin: &str, text: &str) -> Result<Value, ConfigError> {

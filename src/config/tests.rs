@@ -121,6 +121,13 @@ fn every_leaf_is_overridden_by_its_variable() {
         ("llm.providers.gemini.base_url", ("http://h", offline)),
         ("llm.providers.gemini.api_key", ("k", offline)),
         ("llm.providers.gemini.model", ("m", offline)),
+        (
+            "credentials.keys",
+            (
+                "k1:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
+                &[],
+            ),
+        ),
         ("worker.tags", ("gpu, eu", &[])),
         ("http.allow_private_addresses", ("true", &[])),
         ("log.level", ("debug", &[])),
@@ -137,7 +144,8 @@ fn every_leaf_is_overridden_by_its_variable() {
             &config.llm.providers.gemini.api_key,
         ];
         let secrets = secrets.map(|s| s.as_ref().map(|s| s.expose_secret().to_owned()));
-        format!("{config:?} {secrets:?}")
+        let keys = config.credentials.keys.iter().map(|k| k.expose_secret());
+        format!("{config:?} {secrets:?} {:?}", keys.collect::<Vec<_>>())
     };
     let defaults = shown(&Config::from_defaults());
     let mut names = std::collections::BTreeSet::new();
@@ -477,4 +485,38 @@ fn secrets_are_never_shown() {
         refusal,
         ": llm.providers.gemini.api_key: text is expected (in a file: in quotes)"
     );
+}
+
+// L-9, P-20
+#[test]
+fn operator_keys_are_named_and_never_repeated_in_an_error() {
+    const DIGITS: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    let two = format!("new:{DIGITS},old.1:{}", DIGITS.to_uppercase());
+    assert_eq!(
+        load(&[("CREDENTIALS_KEYS", two.as_str())])
+            .unwrap()
+            .credentials
+            .keys
+            .len(),
+        2
+    );
+    let twice = format!("a:{DIGITS},a:{DIGITS}");
+    let words = format!("a:{}", DIGITS.replace('0', "g"));
+    let unnamed = format!(":{DIGITS}");
+    for (keys, reason) in [
+        (DIGITS, "each key is `id:key`"),
+        (&unnamed, "each key is `id:key`"),
+        (&words, "each key is `id:key`"),
+        ("a:0011", "each key is `id:key`"),
+        (&twice, "two keys have the id `a`"),
+    ] {
+        let error = load(&[("CREDENTIALS_KEYS", keys)]).unwrap_err().to_string();
+        assert!(
+            error.contains("CREDENTIALS_KEYS") && error.contains(reason),
+            "{error}"
+        );
+        assert!(!error.contains("0011") && !error.contains("ggg"), "{error}");
+    }
+    let wrong_type = load_file("credentials:\n  keys: {a: 1}\n").unwrap_err();
+    assert!(wrong_type.contains("credentials.keys"), "{wrong_type}");
 }

@@ -4,13 +4,12 @@
 //! comes back from the database is read leniently (serde, absent fields get their default), so that an old version
 //! stays readable. Whether the named tools exist is not asked here: `grants` decides what is usable at run time.
 
-mod fields;
 mod parse;
 mod roster_entry;
 
-pub use fields::FieldError;
-pub use parse::InvalidDefinition;
-pub use roster_entry::RosterEntry;
+pub use super::fields::{FieldError, InvalidDefinition};
+pub(in crate::domain) use parse::merge_patch;
+pub use roster_entry::{RosterEntry, harmless_name};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

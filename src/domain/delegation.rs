@@ -9,7 +9,10 @@ use super::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::{collections::HashSet, fmt::Write};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Write,
+};
 
 pub const PLACEHOLDER: &str = "{{item}}";
 /// A call's result and a card name at most so many children.
@@ -55,6 +58,8 @@ pub struct Delegator {
 pub struct Plan {
     pub children: Vec<Child>,
     pub mode: Mode,
+    /// The model wrote by hand what `inputs` would have made (D-51).
+    pub advise_inputs: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,7 +118,99 @@ pub fn plan(args: &Args, by: Delegator, limits: &Limits) -> Result<Plan, Refusal
     for (at, entry) in args.tasks.iter().enumerate() {
         expand(entry, at + 1, by, &mut children)?;
     }
-    Ok(Plan { children, mode })
+    Ok(Plan {
+        children,
+        mode,
+        advise_inputs: ought_to_use_inputs(&args.tasks),
+    })
+}
+
+/// An agent that a configured instance may reach, under a name that prompts may show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reachable {
+    pub id: AgentId,
+    pub name: String,
+}
+
+/// Refuses the call if an entry's target is not on the allowlist that an author has bound (D-12). `reachable` are those on
+/// it that exist now.
+pub fn check_allowlist(
+    tool: &str,
+    args: &Args,
+    allowed: &[AgentId],
+    reachable: &[Reachable],
+) -> Result<(), Refusal> {
+    let is_outside = |entry: &Entry| {
+        let id = entry.agent_group_id.trim().parse();
+        !id.is_ok_and(|id| allowed.contains(&id))
+    };
+    let Some(at) = args.tasks.iter().position(is_outside) else {
+        return Ok(());
+    };
+    Err(Refusal(format!(
+        "tasks[{at}]: {tool} can not reach agent {}. Nothing was created. {}",
+        cut_chars(&args.tasks[at].agent_group_id, 80),
+        allowlist_hint(tool, reachable)
+    )))
+}
+
+/// Whom a restricted instance reaches, and what to do about all others (D-12, D-13).
+pub fn allowlist_hint(tool: &str, reachable: &[Reachable]) -> String {
+    let names: Vec<String> = reachable
+        .iter()
+        .map(|agent| format!("{} (agent_group_id: {})", agent.name, agent.id))
+        .collect();
+    let whom = match names.is_empty() {
+        true => format!("{tool} reaches no agent at present."),
+        false => format!("{tool} reaches these agents only: {}.", names.join("; ")),
+    };
+    format!("{whom} For any other agent use delegate_tasks.")
+}
+
+/// Entries by hand for one agent, above which `inputs` are advised.
+const BY_HAND_MAX: usize = 20;
+
+/// Whether many entries of one agent differ in one value of their prompt only (D-51): all begin alike and end alike, and
+/// what lies between is short and shares no word. A guess, which is why nothing but advice hangs on it.
+fn ought_to_use_inputs(entries: &[Entry]) -> bool {
+    let mut by_agent: HashMap<&str, Vec<&str>> = HashMap::new();
+    for entry in entries.iter().filter(|entry| entry.inputs.is_none()) {
+        let prompts = by_agent.entry(entry.agent_group_id.trim()).or_default();
+        prompts.push(entry.prompt.trim());
+    }
+    by_agent
+        .values()
+        .any(|prompts| prompts.len() > BY_HAND_MAX && differ_in_one_value(prompts))
+}
+
+fn differ_in_one_value(prompts: &[&str]) -> bool {
+    const VALUE_CHARS: usize = 60;
+    let split = |prompt: &str| prompt.split_whitespace().map(str::to_owned).collect();
+    let prompts: Vec<Vec<String>> = prompts.iter().map(|prompt| split(prompt)).collect();
+    let Some((first, rest)) = prompts.split_first() else {
+        return false;
+    };
+    let alike = |a: &[String], b: &[String], backwards: bool| {
+        let pairs: Box<dyn Iterator<Item = (&String, &String)>> = match backwards {
+            true => Box::new(a.iter().rev().zip(b.iter().rev())),
+            false => Box::new(a.iter().zip(b)),
+        };
+        pairs.take_while(|(a, b)| a == b).count()
+    };
+    let begin = rest.iter().map(|p| alike(first, p, false)).min();
+    let begin = begin.unwrap_or(0);
+    let end = rest
+        .iter()
+        .map(|p| alike(&first[begin..], &p[begin..], true))
+        .min()
+        .unwrap_or(0);
+    if begin + end == 0 {
+        return false;
+    }
+    let values: Vec<&[String]> = prompts.iter().map(|p| &p[begin..p.len() - end]).collect();
+    let is_short = |value: &&[String]| value.join(" ").chars().count() <= VALUE_CHARS;
+    let shared = |word: &String| values.iter().all(|value| value.contains(word));
+    values.iter().all(is_short) && !values[0].iter().any(shared)
 }
 
 /// Refuses the plan if a target is not among those that the caller may use (D-10, D-24 of agents: looked up on the
@@ -246,7 +343,7 @@ pub struct Started {
 }
 
 /// The call's result (D-21, D-30).
-pub fn call_result(group: Option<GroupId>, children: &[Started]) -> String {
+pub fn call_result(group: Option<GroupId>, children: &[Started], advise_inputs: bool) -> String {
     let echo: Vec<Value> = children
         .iter()
         .take(ECHOED_CHILDREN)
@@ -256,8 +353,11 @@ pub fn call_result(group: Option<GroupId>, children: &[Started]) -> String {
         Some(group) => ("awaiting_child_tasks", group.to_string(), "all_required"),
         None => ("spawned_async", String::new(), ""),
     };
-    json!({"status": status, "group_id": group, "strategy": strategy, "children": echo, "total": children.len()})
-        .to_string()
+    let mut result = json!({"status": status, "group_id": group, "strategy": strategy, "children": echo, "total": children.len()});
+    if advise_inputs {
+        result["advice"] = "Your prompts for one agent differ in one value only. Next time write one entry with {{item}} in its prompt, and the values in its `inputs`.".into();
+    }
+    result.to_string()
 }
 
 /// What is known of one awaited child when its group has closed, in spawn order.
@@ -923,6 +1023,41 @@ mod tests {
         assert!(text.contains(" 4999 5000\n"));
     }
 
+    // D-51
+    #[test]
+    fn many_entries_that_differ_in_one_value_are_advised_against() {
+        let advised = |number: usize, prompt: &dyn Fn(usize) -> String, inputs: bool| {
+            let entry = |n| Entry {
+                agent_group_id: "0193a5b0-0000-7000-8000-000000000001".into(),
+                prompt: prompt(n),
+                title: None,
+                inputs: inputs.then(|| vec![json!(1)]),
+            };
+            ought_to_use_inputs(&(0..number).map(entry).collect::<Vec<_>>())
+        };
+        let row = |n: usize| format!("Look at row {n} and report.");
+        assert!(advised(21, &row, false));
+        assert!(!advised(20, &row, false), "20 are not more than 20");
+        assert!(!advised(21, &row, true), "these use inputs already");
+        assert!(advised(25, &|n| format!("Summarise Firm{n} Ltd"), false));
+        assert!(!advised(
+            25,
+            &|n| format!("Ask {n} about costs and tell {n} so"),
+            false
+        ));
+        assert!(!advised(25, &|n| format!("{n}"), false));
+        assert!(!advised(
+            25,
+            &|n| format!("Do {}", format!("{n}").repeat(70)),
+            false
+        ));
+        let result = call_result(None, &[], true);
+        assert!(
+            result.contains("{{item}}") && result.contains("`inputs`"),
+            "{result}"
+        );
+    }
+
     // D-21, D-30
     #[test]
     fn call_result_echoes_25_children_and_the_total() {
@@ -934,14 +1069,17 @@ mod tests {
             };
             30
         ];
-        let result: Value =
-            serde_json::from_str(&call_result(Some(GroupId(Uuid::from_u128(9))), &started))
-                .unwrap();
+        let result: Value = serde_json::from_str(&call_result(
+            Some(GroupId(Uuid::from_u128(9))),
+            &started,
+            false,
+        ))
+        .unwrap();
         assert_eq!(result["status"], "awaiting_child_tasks");
         assert_eq!(result["strategy"], "all_required");
         assert_eq!(result["children"].as_array().unwrap().len(), 25);
         assert_eq!(result["total"].to_string(), "30");
-        let result: Value = serde_json::from_str(&call_result(None, &started[..1])).unwrap();
+        let result: Value = serde_json::from_str(&call_result(None, &started[..1], false)).unwrap();
         assert_eq!(
             (&result["status"], &result["group_id"], &result["strategy"]),
             (&json!("spawned_async"), &json!(""), &json!(""))

@@ -54,6 +54,10 @@ id! {
     GroupId,
     /// An item of a task's feed.
     ItemId,
+    /// A secret of a workspace.
+    CredentialId,
+    /// A base tool with bindings.
+    ConfiguredToolId,
     /// One source-mode enumeration.
     BatchRunId,
     /// A local user.

@@ -1,8 +1,11 @@
 //! Nouns and rules: no I/O, no async, no SQL. Every decision of the service is a function here, tested as a table.
 
 pub mod agent;
+pub mod configured_tool;
+pub mod credential;
 pub mod decision;
 pub mod delegation;
+mod fields;
 pub mod flag;
 pub mod grants;
 pub mod ids;

@@ -3,7 +3,7 @@
 //! The answer depends on what is there (steps, waits, unanswered items), never on which event asked. An event is
 //! only a reason to look, so a repeated or reordered event can not move a task twice.
 
-use super::ids::{AgentId, GroupId, StepId, TaskId, WorkspaceId};
+use super::ids::{AgentId, GroupId, ItemId, StepId, TaskId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -185,6 +185,8 @@ pub struct NewTask {
     pub priority: i16,
     /// `None` at the top level.
     pub parent: Option<ParentRef>,
+    /// The first item of its feed.
+    pub message: (ItemId, String),
 }
 
 /// Where a child hangs: taken from the parent's row, never from arguments.

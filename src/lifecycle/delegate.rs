@@ -4,11 +4,11 @@
 //! transaction has committed. So a child can not end before its await exists, and a call that runs again after a crash
 //! finds either nothing or everything, and starts nothing twice (D-26).
 
-use super::{Draft, TaskChange, lock_claimed_below};
+use super::{Draft, TaskChange, is_live};
 use crate::{
     domain::{
         delegation::{Mode, Plan, Refusal, Started, check_targets, check_tree_size},
-        ids::{AgentId, GroupId, ItemId, TaskId},
+        ids::{AgentId, GroupId, ItemId, TaskId, WorkspaceId},
         step::Claim,
         task::{NewTask, ParentRef, TaskKey},
         task_await::{SourceType, Strategy},
@@ -17,10 +17,10 @@ use crate::{
         self,
         awaits::NewGroup,
         changes::{Changes, ItemKind},
-        tasks::{Target, TaskFacts},
+        tasks::{Setup, Target},
     },
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::{PgConnection, PgPool};
 use std::collections::{BTreeSet, HashMap};
 
@@ -37,40 +37,50 @@ pub enum Delegated {
     Stale,
 }
 
-/// Makes all children of the plan, or adopts those that an earlier attempt of this call has made. `tree_size_max` is
-/// how many descendants of the tree's root may be alive at once (D-50).
+/// Makes all children of the plan, or adopts those that an earlier attempt of this call has made. `setup` is that of the
+/// calling task; `tree_size_max` is how many descendants of the tree's root may be alive at once (D-50).
 pub async fn delegate(
     pool: &PgPool,
     claim: &Claim,
+    setup: &Setup,
     plan: &Plan,
     tree_size_max: u32,
 ) -> Result<Delegated, store::Error> {
     store::retry_conflicts!(async {
         let mut tx = pool.begin().await?;
         let key = claim.key.task_key();
-        let Some(facts) = store::tasks::facts(&mut tx, &[key]).await?.pop() else {
-            return Ok(Delegated::Stale);
-        };
+        // Whoever adds to a tree holds its root, so that two calls count one after the other.
         let root = TaskKey {
-            task: facts.root,
+            task: setup.root,
             ..key
         };
-        // Whoever adds to a tree holds its root, so that two calls count one after the other.
-        let Some(parent) = lock_claimed_below(&mut tx, claim, root).await? else {
+        let locked = store::tasks::lock(&mut tx, &[root, key]).await?;
+        let task = locked.into_iter().find(|t| t.key == key);
+        let Some(task) = task.filter(|t| is_live(t, claim)) else {
             return Ok(Delegated::Stale);
         };
-        if let Some(made) = made_before(&mut tx, claim).await? {
+        let before = store::tasks::before_spawn(&mut tx, claim, setup.root).await?;
+        if !before.holds {
+            return Ok(Delegated::Stale);
+        }
+        if before.has_made
+            && let Some(made) = made_before(&mut tx, claim).await?
+        {
             return Ok(made);
         }
-        let live = store::tasks::live_descendants(&mut tx, root).await?;
-        if let Err(refusal) = check_tree_size(plan, live, tree_size_max) {
+        if let Err(refusal) = check_tree_size(plan, before.live, tree_size_max) {
             return Ok(Delegated::Refused(refusal));
         }
-        let targets = match targets(&mut tx, &facts, plan).await? {
+        let targets = match targets(&mut tx, claim.key.workspace, plan).await? {
             Ok(targets) => targets,
             Err(refusal) => return Ok(Delegated::Refused(refusal)),
         };
-        let delegated = make(&mut tx, claim, parent, &facts, plan, &targets).await?;
+        let parent = TaskChange::of(task);
+        let setup = Setup {
+            delegation_disabled: before.delegation_disabled,
+            ..*setup
+        };
+        let delegated = make(&mut tx, claim, parent, &setup, plan, &targets).await?;
         tx.commit().await?;
         Ok(delegated)
     })
@@ -107,14 +117,11 @@ async fn made_before(
 /// The plan's targets, looked up on the server: nothing that the model writes can widen the set.
 async fn targets(
     conn: &mut PgConnection,
-    facts: &TaskFacts,
+    workspace: WorkspaceId,
     plan: &Plan,
 ) -> Result<Result<HashMap<AgentId, Target>, Refusal>, store::Error> {
     let ids: BTreeSet<AgentId> = plan.children.iter().map(|c| c.agent).collect();
-    let requests: Vec<_> = ids
-        .iter()
-        .map(|id| (facts.key.workspace, Some(*id)))
-        .collect();
+    let requests: Vec<_> = ids.iter().map(|id| (workspace, Some(*id))).collect();
     let found = store::tasks::resolve_agents(conn, &requests).await?;
     let targets: HashMap<AgentId, Target> = ids
         .into_iter()
@@ -129,12 +136,16 @@ async fn make(
     conn: &mut PgConnection,
     claim: &Claim,
     mut parent: TaskChange,
-    facts: &TaskFacts,
+    setup: &Setup,
     plan: &Plan,
     targets: &HashMap<AgentId, Target>,
 ) -> Result<Delegated, store::Error> {
-    let workspace = facts.key.workspace;
-    let metadata = inherited(&facts.metadata);
+    let TaskKey { workspace, task } = parent.state.key;
+    // A ban on delegating holds for everything beneath the task that carries it (T-9, D-54).
+    let metadata = match setup.delegation_disabled {
+        true => json!({"disable_delegation": true}),
+        false => json!({}),
+    };
     let mut new = Vec::with_capacity(plan.children.len());
     for (ordinal, child) in (0..).zip(&plan.children) {
         // check_targets has seen to it that each is there
@@ -150,29 +161,24 @@ async fn make(
             max_iterations: target.max_iterations,
             title: child.title.as_str().to_owned(),
             metadata: metadata.clone(),
-            priority: facts.priority,
+            priority: parent.state.priority,
             parent: Some(ParentRef {
-                root: facts.root,
-                task: facts.key.task,
+                root: setup.root,
+                task,
                 step: claim.step,
                 ordinal,
-                depth: facts.depth + 1,
+                depth: setup.depth + 1,
             }),
+            message: (ItemId::new(), child.prompt.clone()),
         });
     }
-    store::tasks::insert(conn, &new).await?;
-    let messages: Vec<_> = new
-        .iter()
-        .zip(&plan.children)
-        .map(|(t, c)| (t.key, ItemId::new(), c.prompt.as_str()))
-        .collect();
-    store::items::insert_first_messages(conn, &messages).await?;
+    store::tasks::insert(conn, &new, true).await?;
     let group = match plan.mode {
         Mode::Async => None,
         Mode::Barrier { window_seconds } => {
             let group = NewGroup {
                 id: GroupId::new(),
-                task: facts.key,
+                task: parent.state.key,
                 step: claim.step,
                 source_type: SourceType::ChildTask,
                 strategy: Strategy::AllRequired,
@@ -206,12 +212,4 @@ async fn make(
         })
         .collect();
     Ok(Delegated::Made { group, children })
-}
-
-/// What a child takes over: a ban on delegating holds for everything beneath the task that carries it (T-9, D-54).
-fn inherited(metadata: &Value) -> Value {
-    match metadata.get("disable_delegation") {
-        Some(Value::Bool(true)) => json!({"disable_delegation": true}),
-        _ => json!({}),
-    }
 }

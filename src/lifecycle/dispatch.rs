@@ -4,21 +4,25 @@
 //! batch are one look, and an event that comes twice or late does nothing.
 
 use super::{
-    Draft, announce, finish,
+    Draft, announce,
+    desk::{Desk, Handed},
+    finish,
     resume::{self, Untold},
 };
 use crate::{
     domain::{
         delegation::SummaryLimits,
         ids::{GroupId, StepId},
-        step::StepKey,
+        step::{Claim, StepKey},
         task::{Failure, Move, On, Situation, TaskKey, TaskState, TaskStatus, next_move},
     },
     runtime::{Causes, Hub, Progress},
     store::{
         self,
         changes::{Changes, NewStep, TaskChange},
-        events::{Event, Surroundings},
+        events::{Due, Event, Surroundings},
+        steps::Claimed,
+        tasks::Setup,
     },
 };
 use sqlx::{PgConnection, PgPool};
@@ -48,21 +52,28 @@ enum Telling {
 impl Dispatcher {
     /// Handles at most `batch` due events in one transaction. If that fails, each event is tried by itself, so that one
     /// that can not be handled holds up no other: it is put off with a growing delay, and parked in the end.
-    pub async fn run_once(&self, pool: &PgPool, hub: &Hub) -> Result<Progress, store::Error> {
+    ///
+    /// Decide steps go to the worker behind `desk` as long as it has room, else into the queue.
+    pub async fn run_once(
+        &self,
+        pool: &PgPool,
+        hub: &Hub,
+        desk: Option<&Desk>,
+    ) -> Result<Progress, store::Error> {
         let together = store::retry_conflicts!(async {
             let mut tx = pool.begin().await?;
             let due =
                 store::events::lock_due_with_tasks_all_workspaces(&mut tx, self.batch).await?;
             if due.is_empty() {
-                return Ok((0, Changes::default()));
+                return Ok((0, Handled::default()));
             }
-            let changes = self.handle(&mut tx, &due, Telling::Scoped).await?;
+            let handled = self.handle(&mut tx, &due, Telling::Scoped, desk).await?;
             tx.commit().await?;
-            Ok((due.len(), changes))
+            Ok((due.len(), handled))
         });
         match together {
-            Ok((n, changes)) => {
-                announce(hub, &changes);
+            Ok((n, handled)) => {
+                handled.announce(hub, desk);
                 Ok(Progress::of(n, self.batch))
             }
             Err(error) if error.is_unavailable() => Err(error),
@@ -79,19 +90,28 @@ impl Dispatcher {
         &self,
         conn: &mut PgConnection,
         events: &[Event],
-    ) -> Result<Changes, store::Error> {
+        desk: Option<&Desk>,
+    ) -> Result<Handled, store::Error> {
         let keys: Vec<TaskKey> = events.iter().map(|e| e.task).collect();
-        let due: Vec<(Event, TaskState)> = store::tasks::lock_free(conn, &keys)
+        let due: Vec<Due> = store::tasks::lock_free(conn, &keys)
             .await?
             .into_iter()
-            .flat_map(|task| {
-                let own = events.iter().filter(move |e| e.task == task.key);
-                own.map(move |e| (*e, task.clone()))
+            .flat_map(|(task, setup)| {
+                let own: Vec<Event> = events
+                    .iter()
+                    .filter(|e| e.task == task.key)
+                    .copied()
+                    .collect();
+                own.into_iter().map(move |event| Due {
+                    event,
+                    task: task.clone(),
+                    setup,
+                })
             })
             .collect();
         match due.is_empty() {
-            true => Ok(Changes::default()),
-            false => self.handle(conn, &due, Telling::Scoped).await,
+            true => Ok(Handled::default()),
+            false => self.handle(conn, &due, Telling::Scoped, desk).await,
         }
     }
 
@@ -101,17 +121,17 @@ impl Dispatcher {
         while done < self.batch {
             let mut tx = pool.begin().await?;
             let due = store::events::lock_due_with_tasks_all_workspaces(&mut tx, 1).await?;
-            let Some((event, _)) = due.first() else {
+            let Some(Due { event, .. }) = due.first() else {
                 break;
             };
             done += 1;
             let mut attempt = sqlx::Acquire::begin(&mut *tx).await?;
             let telling = self.telling(event.attempts);
-            match self.handle(&mut attempt, &due, telling).await {
-                Ok(changes) => {
+            match self.handle(&mut attempt, &due, telling, None).await {
+                Ok(handled) => {
                     attempt.commit().await?;
                     tx.commit().await?;
-                    announce(hub, &changes);
+                    handled.announce(hub, None);
                 }
                 Err(error) if error.is_unavailable() => return Err(error),
                 Err(error) => {
@@ -150,24 +170,30 @@ impl Dispatcher {
     async fn handle(
         &self,
         conn: &mut PgConnection,
-        due: &[(Event, TaskState)],
+        due: &[Due],
         telling: Telling,
-    ) -> Result<Changes, store::Error> {
+        desk: Option<&Desk>,
+    ) -> Result<Handled, store::Error> {
         // In key order, so the events of one task are neighbours.
-        let mut states: Vec<TaskState> = due.iter().map(|(_, task)| task.clone()).collect();
-        states.dedup_by_key(|task| task.key);
-        let turns: Vec<_> = states.iter().map(|s| (s.key, s.turn)).collect();
+        let mut tasks: Vec<(TaskState, Setup)> =
+            due.iter().map(|d| (d.task.clone(), d.setup)).collect();
+        tasks.dedup_by_key(|(task, _)| task.key);
+        let turns: Vec<_> = tasks.iter().map(|(t, _)| (t.key, t.turn)).collect();
         let mut around: HashMap<TaskKey, Surroundings> = store::events::surroundings(conn, &turns)
             .await?
             .into_iter()
             .map(|s| (s.task, s))
             .collect();
         let mut changes = Changes {
-            done_events: due.iter().map(|(e, _)| (e.task.workspace, e.id)).collect(),
+            done_events: due
+                .iter()
+                .map(|d| (d.event.task.workspace, d.event.id))
+                .collect(),
             ..Changes::default()
         };
+        let mut handed = Vec::new();
         let mut moves = Vec::new();
-        for state in states {
+        for (state, setup) in tasks {
             let Some(around) = around.remove(&state.key) else {
                 continue;
             };
@@ -178,13 +204,13 @@ impl Dispatcher {
                 has_news: state.has_news(),
                 decides_left: state.decides_left,
             });
-            moves.push((TaskChange::of(state), around, next));
+            moves.push((TaskChange::of(state), setup, around, next));
         }
         let lost: HashMap<TaskKey, GroupId> = moves
             .iter()
-            .filter(|(task, _, next)| has_lost_its_group(task.state.status, next))
+            .filter(|(task, _, _, next)| has_lost_its_group(task.state.status, next))
             .map(|(task, ..)| {
-                let named = due.iter().find_map(|(e, _)| {
+                let named = due.iter().map(|d| d.event).find_map(|e| {
                     let own = e.task == task.state.key;
                     e.group.filter(|_| own)
                 });
@@ -193,7 +219,7 @@ impl Dispatcher {
             .collect();
         let untold: Vec<Untold> = moves
             .iter()
-            .flat_map(|(task, around, next)| {
+            .flat_map(|(task, _, around, next)| {
                 let task = task.state.key;
                 let resumed: &[GroupId] = match next {
                     Move::Park { resumed } | Move::Decide { resumed } => resumed,
@@ -217,7 +243,7 @@ impl Dispatcher {
             Telling::Scoped => resume::texts(conn, &untold, self.summary).await?,
             Telling::AtLast => resume::texts_at_last(conn, &untold, self.summary).await?,
         };
-        for (mut task, _, next) in moves {
+        for (mut task, setup, _, next) in moves {
             match next {
                 Move::Rest => continue,
                 Move::Park { resumed } => {
@@ -229,7 +255,7 @@ impl Dispatcher {
                     if let Some(group) = lost.get(&task.state.key) {
                         resume::tell_of_lost(&mut changes, &mut task, *group, &mut texts);
                     }
-                    decide(&mut changes, &mut task)?;
+                    handed.extend(decide(&mut changes, &mut task, setup, desk)?);
                 }
                 Move::OutOfDecides => {
                     let failure = Failure::new(
@@ -242,7 +268,23 @@ impl Dispatcher {
             changes.tasks.push(task);
         }
         store::changes::apply(conn, &changes).await?;
-        Ok(changes)
+        Ok(Handled { changes, handed })
+    }
+}
+
+/// What handling events has come to; to be announced after the commit.
+#[derive(Debug, Default)]
+pub(super) struct Handled {
+    pub changes: Changes,
+    handed: Vec<Handed>,
+}
+
+impl Handled {
+    pub fn announce(self, hub: &Hub, desk: Option<&Desk>) {
+        if let Some(desk) = desk {
+            desk.hand_over(self.handed);
+        }
+        announce(hub, &self.changes);
     }
 }
 
@@ -271,7 +313,13 @@ fn park(changes: &mut Changes, task: &mut TaskChange) -> Result<(), store::Error
     Ok(())
 }
 
-fn decide(changes: &mut Changes, task: &mut TaskChange) -> Result<(), store::Error> {
+/// Adds a decide step: for the worker behind the desk, which is returned then, or for the queue.
+fn decide(
+    changes: &mut Changes,
+    task: &mut TaskChange,
+    setup: Setup,
+    desk: Option<&Desk>,
+) -> Result<Option<Handed>, store::Error> {
     let before = task.state.status;
     task.state.status = before.next(On::Decide)?;
     if before == TaskStatus::WaitingForInput {
@@ -279,15 +327,35 @@ fn decide(changes: &mut Changes, task: &mut TaskChange) -> Result<(), store::Err
     }
     task.state.turn += 1;
     task.state.decides_left -= 1;
+    let key = StepKey::of(task.state.key, task.state.turn, 0);
+    let id = StepId::new();
+    let seat = desk.and_then(|desk| Some((desk, desk.seat()?)));
     changes.new_steps.push(NewStep {
-        key: StepKey::of(task.state.key, task.state.turn, 0),
-        id: StepId::new(),
+        key,
+        id,
         stop_generation: task.state.stop_generation,
         priority: task.state.priority,
         call: None,
-        held_by: None,
+        held_by: seat
+            .as_ref()
+            .map(|(desk, _)| (desk.worker, desk.lease_secs)),
     });
-    Ok(())
+    Ok(seat.map(|(desk, seat)| Handed {
+        seat,
+        step: Claimed {
+            claim: Claim {
+                key,
+                step: id,
+                attempt: 1,
+                worker: desk.worker,
+                stop_generation: task.state.stop_generation,
+            },
+            task: task.state.clone(),
+            setup,
+            model_attempts: 0,
+            call: None,
+        },
+    }))
 }
 
 #[cfg(test)]

@@ -1,10 +1,14 @@
 //! Pairs pending signals with the awaits that wait for them (W-3).
 
-use super::{announce, complete_awaits::complete_awaits_of_signals, dispatch::Dispatcher};
+use super::{
+    complete_awaits::complete_awaits_of_signals,
+    desk::Desk,
+    dispatch::{Dispatcher, Handled},
+};
 use crate::{
     domain::{signal::pair, task_await::AwaitStatus},
     runtime::{Causes, Hub, Progress, Work},
-    store::{self, awaits::Settlement, changes::Changes},
+    store::{self, awaits::Settlement},
 };
 use sqlx::PgPool;
 
@@ -23,8 +27,9 @@ pub async fn match_signals_and_resume(
     hub: &Hub,
     batch: u32,
     dispatcher: &Dispatcher,
+    desk: Option<&Desk>,
 ) -> Result<Progress, store::Error> {
-    match run(pool, hub, batch, Some(dispatcher)).await {
+    match run(pool, hub, batch, Some((dispatcher, desk))).await {
         Err(error) if !error.is_unavailable() => {
             tracing::debug!(error = %Causes(&error), "signals are matched without waking anybody at once");
             match_signals(pool, hub, batch).await
@@ -37,14 +42,14 @@ async fn run(
     pool: &PgPool,
     hub: &Hub,
     batch: u32,
-    dispatcher: Option<&Dispatcher>,
+    dispatcher: Option<(&Dispatcher, Option<&Desk>)>,
 ) -> Result<Progress, store::Error> {
-    let (signals, events, changes) = store::retry_conflicts!(async {
+    let (signals, events, handled) = store::retry_conflicts!(async {
         let mut tx = pool.begin().await?;
         let (signals, awaits) =
             store::signals::lock_pending_with_awaits_all_workspaces(&mut tx, batch).await?;
         if signals.is_empty() {
-            return Ok((0, 0, Changes::default()));
+            return Ok((0, 0, Handled::default()));
         }
         let things: Vec<_> = signals
             .iter()
@@ -69,18 +74,25 @@ async fn run(
         let events = complete_awaits_of_signals(&mut tx, &settlements, &verdicts)
             .await?
             .events;
-        let changes = match dispatcher {
-            Some(dispatcher) if (1..=AT_ONCE_MAX).contains(&events.len()) => {
-                dispatcher.handle_own(&mut tx, &events).await?
+        let handled = match dispatcher {
+            Some((dispatcher, desk)) if (1..=AT_ONCE_MAX).contains(&events.len()) => {
+                match dispatcher.handle_own(&mut tx, &events, desk).await {
+                    Ok(handled) => handled,
+                    Err(error) => {
+                        // Here and now: who tries again at once would find the signals locked.
+                        tx.rollback().await?;
+                        return Err(error);
+                    }
+                }
             }
-            Some(_) | None => Changes::default(),
+            Some(_) | None => Handled::default(),
         };
         tx.commit().await?;
-        Ok((signals.len(), events.len(), changes))
+        Ok((signals.len(), events.len(), handled))
     })?;
-    announce(hub, &changes);
-    if events > changes.done_events.len() {
+    if events > handled.changes.done_events.len() {
         hub.wake(Work::Events);
     }
+    handled.announce(hub, dispatcher.and_then(|(_, desk)| desk));
     Ok(Progress::of(signals, batch))
 }

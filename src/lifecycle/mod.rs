@@ -3,18 +3,22 @@
 //! **Locking order**, kept by every transaction (W-8): tasks, await groups, awaits, then signals and events; within a
 //! table by key, so that a parent, which is older, comes before its children. A step is locked after its task. Queue
 //! rows (queued steps, events, pending signals) are taken with `skip locked` and so are never waited for. Locks are
-//! `for no key update`, since an insert that references a row takes a key-share lock on it. A lock is taken in a
-//! statement of its own, and only the locked rows are read with it: other rows would be seen as they were before the
-//! wait. Every write repeats its guard even under a lock. A deadlock or a lost race rolls back and is tried again.
+//! `for no key update`, since an insert that references a row takes a key-share lock on it. A statement that
+//! may wait for a lock reads nothing else that changes: other rows would be seen as they were before the wait. Tasks that
+//! are locked after groups (`match_signals`) are taken with `skip locked` too. Every write repeats its guard even under a
+//! lock. A deadlock or a lost race rolls back and is tried again.
 
 pub mod agents;
 pub mod api_keys;
 pub mod checkpoint;
 pub mod claim;
 pub mod complete_awaits;
+pub mod configured_tools;
+pub mod credentials;
 pub mod delegate;
 pub mod delete;
 pub mod demo;
+pub mod desk;
 pub mod dispatch;
 mod finish;
 pub mod forget;
@@ -124,18 +128,8 @@ async fn lock_claimed(
     conn: &mut PgConnection,
     claim: &Claim,
 ) -> Result<Option<TaskChange>, store::Error> {
-    lock_claimed_below(conn, claim, claim.key.task_key()).await
-}
-
-/// As [`lock_claimed`], with `above`, an ancestor of the task or the task itself, locked before it.
-async fn lock_claimed_below(
-    conn: &mut PgConnection,
-    claim: &Claim,
-    above: TaskKey,
-) -> Result<Option<TaskChange>, store::Error> {
-    let key = claim.key.task_key();
-    let locked = store::tasks::lock(conn, &[above, key]).await?;
-    let Some(state) = locked.into_iter().find(|t| t.key == key) else {
+    let locked = store::tasks::lock(conn, &[claim.key.task_key()]).await?;
+    let Some(state) = locked.into_iter().next() else {
         return Ok(None);
     };
     let step = store::steps::lock(conn, &[claim.key]).await?.pop();

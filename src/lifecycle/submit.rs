@@ -125,28 +125,39 @@ async fn submit_batch(
     messages: &[NewMessage],
 ) -> Result<Vec<Result<Submitted, SubmitError>>, store::Error> {
     let (results, changes, woke) = store::retry_conflicts!(async {
+        if messages.iter().all(is_plain) {
+            let mut conn = pool.acquire().await?;
+            let mut batch = Batch::load(&mut conn, messages).await?;
+            let (new, changes) = batch.write();
+            if !new.is_empty() {
+                store::tasks::insert(&mut conn, &new, false).await?;
+            }
+            return Ok((batch.results(), changes, true));
+        }
         let mut tx = pool.begin().await?;
         let mut batch = Batch::load(&mut tx, messages).await?;
         batch.reserve(&mut tx).await?;
         let woke = batch.settle_waits(&mut tx).await?;
-        let (new, firsts, changes) = batch.write();
+        let (new, changes) = batch.write();
         if !new.is_empty() {
-            store::tasks::insert(&mut tx, &new).await?;
-            store::items::insert_first_messages(&mut tx, &firsts).await?;
+            store::tasks::insert(&mut tx, &new, false).await?;
         }
-        match changes.tasks.is_empty() {
-            // New tasks need their events only; the statement that can write everything is left for appends.
-            true => store::events::insert(&mut tx, &changes.events).await?,
-            false => store::changes::apply(&mut tx, &changes).await?,
+        if !changes.tasks.is_empty() {
+            store::changes::apply(&mut tx, &changes).await?;
         }
         tx.commit().await?;
-        Ok((batch.results(), changes, woke))
+        Ok((batch.results(), changes, woke || !new.is_empty()))
     })?;
     announce(hub, &changes);
     if woke {
         hub.wake(Work::Events);
     }
     Ok(results)
+}
+
+/// A message that makes a task and has no key is one statement; it needs no transaction around it.
+fn is_plain(message: &NewMessage) -> bool {
+    message.idempotency.is_none() && !matches!(message.to, Recipient::Task(_))
 }
 
 /// One message on its way: where it goes and what its caller will be told.
@@ -164,9 +175,6 @@ enum Place {
     /// Not stored: this is the answer.
     Answered(Result<Submitted, SubmitError>),
 }
-
-/// The first message of a new task.
-type FirstMessage<'a> = (TaskKey, ItemId, &'a str);
 
 struct Batch<'a> {
     entries: Vec<Entry<'a>>,
@@ -326,14 +334,13 @@ impl<'a> Batch<'a> {
     }
 
     /// The rows to write. Messages to one task get consecutive places in arrival order (T-8).
-    fn write(&mut self) -> (Vec<NewTask>, Vec<FirstMessage<'a>>, Changes) {
-        let (mut new, mut firsts, mut changes) = (Vec::new(), Vec::new(), Changes::default());
+    fn write(&mut self) -> (Vec<NewTask>, Changes) {
+        let (mut new, mut changes) = (Vec::new(), Changes::default());
         for entry in &mut self.entries {
             match &mut entry.place {
                 Place::Answered(_) => continue,
                 Place::New(target) => {
-                    new.push(new_task(entry.message, entry.task, target));
-                    firsts.push((entry.task, entry.id, entry.message.text.as_str()));
+                    new.push(new_task(entry.message, entry.task, entry.id, target));
                 }
                 Place::Existing(status) => {
                     let Some(task) = self.tasks.get_mut(&entry.task) else {
@@ -342,11 +349,10 @@ impl<'a> Batch<'a> {
                     let refill = self.max_iterations.get(&entry.task).copied();
                     append(&mut changes, task, entry.message, entry.id, refill);
                     *status = task.state.status;
+                    let event = event(entry.task, EventKind::NewMessage);
+                    changes.events.push(event);
                 }
             }
-            changes
-                .events
-                .push(event(entry.task, EventKind::NewMessage));
         }
         let touched = self
             .tasks
@@ -354,7 +360,7 @@ impl<'a> Batch<'a> {
             .map(|(_, t)| t)
             .filter(|t| t.state.last_seq > t.was_seq);
         changes.tasks.extend(touched);
-        (new, firsts, changes)
+        (new, changes)
     }
 
     fn results(self) -> Vec<Result<Submitted, SubmitError>> {
@@ -408,7 +414,7 @@ impl Entry<'_> {
     }
 }
 
-fn new_task(message: &NewMessage, key: TaskKey, target: &Target) -> NewTask {
+fn new_task(message: &NewMessage, key: TaskKey, id: ItemId, target: &Target) -> NewTask {
     let mut metadata = message.metadata.clone();
     // The ban is stored where execution looks for it, and only the request field can set it (T-9).
     metadata.remove("disable_delegation");
@@ -427,6 +433,7 @@ fn new_task(message: &NewMessage, key: TaskKey, target: &Target) -> NewTask {
         metadata: Value::Object(metadata),
         priority: 0,
         parent: None,
+        message: (id, message.text.as_str().to_owned()),
     }
 }
 

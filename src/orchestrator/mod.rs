@@ -4,7 +4,7 @@
 use crate::{
     config::Config,
     domain::delegation::SummaryLimits,
-    lifecycle::{self, dispatch::Dispatcher},
+    lifecycle::{self, desk::Desk, dispatch::Dispatcher},
     runtime::{Hub, Progress, Shutdown, Work, no_hint, run_loop},
     store,
 };
@@ -26,6 +26,7 @@ pub struct Orchestrator {
     batch: u32,
     step_attempts_max: u32,
     early_ttl_secs: u32,
+    desk: Option<Desk>,
 }
 
 impl Orchestrator {
@@ -48,6 +49,15 @@ impl Orchestrator {
             batch: own.batch,
             step_attempts_max: config.worker.max_attempts,
             early_ttl_secs: config.signals.early_ttl_seconds,
+            desk: None,
+        }
+    }
+
+    /// Decide steps go to the worker behind this desk, which is of the same process, as long as it has room.
+    pub fn with_desk(self, desk: Desk) -> Self {
+        Self {
+            desk: Some(desk),
+            ..self
         }
     }
 
@@ -109,7 +119,9 @@ impl Orchestrator {
 
     /// Handles one batch of events.
     pub async fn dispatch(&self) -> Result<Progress, store::Error> {
-        self.dispatcher.run_once(&self.pool, &self.hub).await
+        self.dispatcher
+            .run_once(&self.pool, &self.hub, self.desk.as_ref())
+            .await
     }
 
     /// The SignalMatcher: one batch of signals, and the tasks that they wake.
@@ -119,9 +131,12 @@ impl Orchestrator {
             hub,
             dispatcher,
             batch,
+            desk,
             ..
         } = self;
-        lifecycle::match_signals::match_signals_and_resume(pool, hub, *batch, dispatcher).await
+        let desk = desk.as_ref();
+        lifecycle::match_signals::match_signals_and_resume(pool, hub, *batch, dispatcher, desk)
+            .await
     }
 
     /// The AwaitTimeoutProcessor: one batch of due awaits.

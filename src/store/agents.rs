@@ -325,3 +325,37 @@ pub async fn roster_versions(
     }
     Ok(versions)
 }
+
+/// The published names of those agents that a task of the workspace can delegate to: its own first, else public ones
+/// (A-24). One that is not there is missing in the answer.
+pub async fn reachable_names(
+    conn: &mut PgConnection,
+    agents: &[(WorkspaceId, AgentId)],
+) -> Result<HashMap<(WorkspaceId, AgentId), String>, Error> {
+    let workspaces: Vec<Uuid> = agents.iter().map(|(workspace, _)| workspace.0).collect();
+    let ids: Vec<Uuid> = agents.iter().map(|(_, id)| id.0).collect();
+    let rows = sqlx::query!(
+        r#"select r.workspace_id as "workspace!: WorkspaceId", r.agent_id as "id!: AgentId",
+            coalesce(v.definition ->> 'name', '') as "name!"
+        from unnest($1::uuid[], $2::uuid[]) as r (workspace_id, agent_id)
+        cross join lateral (
+            select workspace_id, id, published_version, 0 as rank from agents
+            where workspace_id = r.workspace_id and id = r.agent_id
+                and published_version is not null and deleted_at is null
+            union all
+            select workspace_id, id, published_version, 1 from agents
+            where id = r.agent_id and is_public and deleted_at is null
+            order by rank, workspace_id
+            limit 1
+        ) a
+        join agent_versions v on v.workspace_id = a.workspace_id and v.agent_id = a.id and v.version = a.published_version"#,
+        &workspaces,
+        &ids
+    )
+    .fetch_all(conn)
+    .await?;
+    let names = rows
+        .into_iter()
+        .map(|row| ((row.workspace, row.id), row.name));
+    Ok(names.collect())
+}

@@ -302,16 +302,21 @@ pub async fn lock_groups_and_settle(
             join await_groups g on g.workspace_id = c.workspace_id and g.id = c.id
             order by g.workspace_id, g.id
             for no key update of g
-        )
-        update awaits a
-        set status = c.status, settled_at = now(), payload = c.payload
-        from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[], $5::jsonb[]) with ordinality
+        ), wanted as materialized (
+            -- apart, so that each await is found by its whole key and not by its group's, which may have thousands (D-52)
+            select c.workspace_id, c.group_id, c.ordinal, c.status as to_status, c.payload, c.n, g.task_id, g.status,
+                g.strategy, g.quorum, g.total, g.pending, g.completed
+            from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::text[], $5::jsonb[]) with ordinality
                 as c (workspace_id, group_id, ordinal, status, payload, n)
             join locked g on g.workspace_id = c.workspace_id and g.id = c.group_id
+        )
+        update awaits a
+        set status = c.to_status, settled_at = now(), payload = c.payload
+        from wanted c
         where a.workspace_id = c.workspace_id and a.group_id = c.group_id and a.ordinal = c.ordinal
             and a.settled_at is null
-        returning c.n as "n!", g.task_id as "task: TaskId", g.status as "status: GroupStatus", g.strategy, g.quorum,
-            g.total, g.pending, g.completed
+        returning c.n as "n!", c.task_id as "task!: TaskId", c.status as "status!: GroupStatus", c.strategy as "strategy!",
+            c.quorum, c.total as "total!", c.pending as "pending!", c.completed as "completed!"
         "#,
         &column(settlements, |s| s.workspace.0),
         &column(settlements, |s| s.group.0),
@@ -465,10 +470,14 @@ pub async fn due_all_workspaces(
 pub async fn postpone(conn: &mut PgConnection, awaits: &[PendingAwait]) -> Result<(), Error> {
     sqlx::query!(
         r#"
-        update awaits a
-        set scheduled_resume_at = now() + make_interval(secs => coalesce(g.window_seconds, 3600))
-        from unnest($1::uuid[], $2::uuid[], $3::integer[]) as c (workspace_id, group_id, ordinal)
-        join await_groups g on g.workspace_id = c.workspace_id and g.id = c.group_id
+        with windows as materialized (
+            -- apart, as in `lock_groups_and_settle`
+            select c.workspace_id, c.group_id, c.ordinal, coalesce(g.window_seconds, 3600) as seconds
+            from unnest($1::uuid[], $2::uuid[], $3::integer[]) as c (workspace_id, group_id, ordinal)
+            join await_groups g on g.workspace_id = c.workspace_id and g.id = c.group_id
+        )
+        update awaits a set scheduled_resume_at = now() + make_interval(secs => c.seconds)
+        from windows c
         where a.workspace_id = c.workspace_id and a.group_id = c.group_id and a.ordinal = c.ordinal
             and a.settled_at is null
         "#,

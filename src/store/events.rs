@@ -1,8 +1,8 @@
 //! The orchestrator's inbox: taking events, and what becomes of one that fails.
 
-use super::{Error, changes::NewEvent, column};
+use super::{Error, changes::NewEvent, column, tasks::Setup};
 use crate::domain::{
-    ids::{GroupId, StepId, TaskId, WorkspaceId},
+    ids::{AgentId, GroupId, StepId, TaskId, WorkspaceId},
     task::{self, TaskKey, TaskState, TaskStatus},
     task_await::{GroupStatus, SourceType},
 };
@@ -20,12 +20,20 @@ pub struct Event {
     pub group: Option<GroupId>,
 }
 
+/// An event with its locked task.
+#[derive(Clone, Debug)]
+pub struct Due {
+    pub event: Event,
+    pub task: TaskState,
+    pub setup: Setup,
+}
+
 /// Locks at most `limit` events of all workspaces whose time has come, oldest first, skipping those that another
 /// orchestrator holds; then their tasks, in key order, and returns the tasks' states. Only the locked rows are read.
 pub async fn lock_due_with_tasks_all_workspaces(
     conn: &mut PgConnection,
     limit: u32,
-) -> Result<Vec<(Event, TaskState)>, Error> {
+) -> Result<Vec<Due>, Error> {
     let rows = sqlx::query!(
         r#"
         with due as (
@@ -39,7 +47,10 @@ pub async fn lock_due_with_tasks_all_workspaces(
         select e.id as event_id, e.attempts, e.group_id as "group?: GroupId", t.workspace_id as "workspace_id: WorkspaceId",
             t.id as "id: TaskId", t.status as "status: TaskStatus", t.deleted_at is not null as "deleted!",
             t.parent_task_id is not null as "is_child!", t.stop_generation, t.priority, t.last_seq, t.news_seq,
-            t.seen_seq, t.turn, t.decides_left
+            t.seen_seq, t.turn, t.decides_left, t.agent_workspace_id as "agent_workspace_id: WorkspaceId",
+            t.agent_id as "agent_id: AgentId", t.agent_version, t.spawn_depth,
+            t.root_task_id as "root_task_id: TaskId",
+            t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
         from due e
         join tasks t on t.workspace_id = e.workspace_id and t.id = e.task_id
         order by t.workspace_id, t.id
@@ -59,7 +70,11 @@ pub async fn lock_due_with_tasks_all_workspaces(
                 attempts: r.attempts,
                 group: r.group,
             };
-            (event, state)
+            Due {
+                event,
+                task: state,
+                setup: super::task_setup!(r),
+            }
         })
         .collect())
 }

@@ -3,7 +3,7 @@
 
 use super::{Error, changes::ItemKind, column};
 use crate::domain::{
-    ids::{ItemId, TaskId, WorkspaceId},
+    ids::{TaskId, WorkspaceId},
     task::TaskKey,
 };
 use serde_json::Value;
@@ -75,25 +75,4 @@ pub async fn calls_of_turn(
     .fetch_optional(conn)
     .await?
     .flatten())
-}
-
-/// First messages of tasks that have just been inserted, as seq 1.
-pub async fn insert_first_messages(
-    conn: &mut PgConnection,
-    messages: &[(TaskKey, ItemId, &str)],
-) -> Result<(), Error> {
-    sqlx::query!(
-        r#"
-        insert into task_items (workspace_id, task_id, seq, id, kind, text)
-        select c.workspace_id, c.task_id, 1, c.id, 'user_message', c.text
-        from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[]) as c (workspace_id, task_id, id, text)
-        "#,
-        &column(messages, |m| m.0.workspace.0),
-        &column(messages, |m| m.0.task.0),
-        &column(messages, |m| m.1.0),
-        &column(messages, |m| m.2) as &[&str],
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
 }

@@ -9,6 +9,8 @@ pub mod api_keys;
 pub mod awaits;
 pub mod bus;
 pub mod changes;
+pub mod configured_tools;
+pub mod credentials;
 pub mod events;
 pub mod feeds;
 pub mod flags;
@@ -117,6 +119,23 @@ macro_rules! task_state {
     };
 }
 use task_state;
+
+/// What never changes of how a task runs, from a row that has its columns.
+macro_rules! task_setup {
+    ($row:ident) => {
+        $crate::store::tasks::Setup {
+            agent: $crate::domain::task::AgentRef {
+                workspace: $row.agent_workspace_id,
+                agent: $row.agent_id,
+                version: $row.agent_version,
+            },
+            root: $row.root_task_id,
+            depth: i32::from($row.spawn_depth),
+            delegation_disabled: $row.delegation_disabled,
+        }
+    };
+}
+use task_setup;
 
 /// How often a transaction that met a conflict is tried.
 pub const CONFLICT_TRIES: u32 = 5;

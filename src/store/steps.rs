@@ -1,10 +1,10 @@
 //! Rows of `steps`: claiming, leasing and giving back. Ends of steps are written with the task, by `changes`.
 
-use super::{Error, column};
+use super::{Error, column, tasks::Setup};
 use crate::domain::{
     ids::{AgentId, ProcessId, StepId, TaskId, WorkspaceId},
     step::{Claim, StepKey, StepStatus},
-    task::{AgentRef, TaskKey, TaskState, TaskStatus},
+    task::{TaskKey, TaskState, TaskStatus},
 };
 use sqlx::PgConnection;
 
@@ -14,11 +14,7 @@ pub struct Claimed {
     pub claim: Claim,
     /// As it was at the claim, without a lock.
     pub task: TaskState,
-    pub agent: AgentRef,
-    /// 0 for a top-level task.
-    pub depth: i32,
-    /// The task, or one above it, was created with `disable_delegation` (T-9).
-    pub delegation_disabled: bool,
+    pub setup: Setup,
     pub model_attempts: i32,
     /// Set for a tool call.
     pub call: Option<super::changes::Call>,
@@ -54,7 +50,7 @@ pub async fn claim_all_workspaces(
             t.deleted_at is not null as "deleted!", t.parent_task_id is not null as "is_child!", t.stop_generation,
             t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
             t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
-            t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
+            t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
         "#,
         worker.0,
         f64::from(lease_secs),
@@ -78,13 +74,7 @@ pub async fn claim_all_workspaces(
                 stop_generation: r.step_generation,
             },
             task: super::task_state!(r),
-            agent: AgentRef {
-                workspace: r.agent_workspace_id,
-                agent: r.agent_id,
-                version: r.agent_version,
-            },
-            depth: i32::from(r.spawn_depth),
-            delegation_disabled: r.delegation_disabled,
+            setup: super::task_setup!(r),
             model_attempts: r.model_attempts,
             call: match (r.call_id, r.tool, r.arguments) {
                 (Some(call_id), Some(tool), Some(arguments)) => Some(super::changes::Call {

@@ -3,6 +3,7 @@
 use super::{Error, column};
 use crate::domain::{
     ids::{AgentId, StepId, TaskId, WorkspaceId},
+    step::Claim,
     task::{AgentRef, Failure, NewTask, TaskKey, TaskState, TaskStatus},
 };
 use serde_json::Value;
@@ -15,22 +16,34 @@ pub(super) fn failure_json(state: &TaskState) -> Option<Value> {
     Some(serde_json::json!({"code": failure.code, "message": failure.message}))
 }
 
-/// Inserts tasks with the seq, news and status of a task that has just got its first message.
-pub async fn insert(conn: &mut PgConnection, new: &[NewTask]) -> Result<(), Error> {
+/// Inserts tasks that do not exist yet with their first messages, and, unless they are to `wait`, the events that start
+/// them. One statement.
+pub async fn insert(conn: &mut PgConnection, new: &[NewTask], wait: bool) -> Result<(), Error> {
     let parent =
         |f: fn(&crate::domain::task::ParentRef) -> Uuid| column(new, |t| t.parent.as_ref().map(f));
     sqlx::query!(
         r#"
-        insert into tasks (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
-            source_metadata, priority, root_task_id, parent_task_id, parent_step_id, ordinal, spawn_depth, source,
-            last_seq, news_seq)
-        select c.workspace_id, c.id, c.agent_workspace_id, c.agent_id, c.agent_version, c.decides_left, c.title,
-            c.source_metadata, c.priority, coalesce(c.root_task_id, c.id), c.parent_task_id, c.parent_step_id, c.ordinal,
-            c.spawn_depth, case when c.parent_task_id is null then 'chat' else 'spawned' end, 1, 1
-        from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::integer[], $6::integer[], $7::text[],
-                $8::jsonb[], $9::smallint[], $10::uuid[], $11::uuid[], $12::uuid[], $13::integer[], $14::smallint[])
-            as c (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
-                source_metadata, priority, root_task_id, parent_task_id, parent_step_id, ordinal, spawn_depth)
+        with new as (
+            select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::integer[], $6::integer[], $7::text[],
+                    $8::jsonb[], $9::smallint[], $10::uuid[], $11::uuid[], $12::uuid[], $13::integer[], $14::smallint[],
+                    $15::uuid[], $16::text[])
+                as c (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
+                    source_metadata, priority, root_task_id, parent_task_id, parent_step_id, ordinal, spawn_depth,
+                    message_id, message)
+        ), new_tasks as (
+            insert into tasks (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
+                source_metadata, priority, root_task_id, parent_task_id, parent_step_id, ordinal, spawn_depth, source,
+                last_seq, news_seq)
+            select workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
+                source_metadata, priority, coalesce(root_task_id, id), parent_task_id, parent_step_id, ordinal,
+                spawn_depth, case when parent_task_id is null then 'chat' else 'spawned' end, 1, 1
+            from new
+        ), first_messages as (
+            insert into task_items (workspace_id, task_id, seq, id, kind, text)
+            select workspace_id, id, 1, message_id, 'user_message', message from new
+        )
+        insert into orchestrator_events (workspace_id, task_id, kind)
+        select workspace_id, id, 'new_message' from new where not $17
         "#,
         &column(new, |t| t.key.workspace.0),
         &column(new, |t| t.key.task.0),
@@ -46,6 +59,9 @@ pub async fn insert(conn: &mut PgConnection, new: &[NewTask]) -> Result<(), Erro
         &parent(|p| p.step.0) as &[Option<Uuid>],
         &column(new, |t| t.parent.map(|p| p.ordinal)) as &[Option<i32>],
         &column(new, |t| t.parent.map_or(0, |p| p.depth as i16)),
+        &column(new, |t| t.message.0.0),
+        &column(new, |t| t.message.1.as_str()) as &[&str],
+        wait,
     )
     .execute(conn)
     .await?;
@@ -73,13 +89,29 @@ pub async fn lock(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskS
     Ok(rows.into_iter().map(|r| super::task_state!(r)).collect())
 }
 
+/// What never changes of how a task runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    pub agent: AgentRef,
+    pub root: TaskId,
+    /// 0 for a top-level task.
+    pub depth: i32,
+    /// The task, or one above it, was created with `disable_delegation` (T-9).
+    pub delegation_disabled: bool,
+}
+
 /// As [`lock`], but leaves out tasks that somebody else has locked: it never waits.
-pub async fn lock_free(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskState>, Error> {
+pub async fn lock_free(
+    conn: &mut PgConnection,
+    keys: &[TaskKey],
+) -> Result<Vec<(TaskState, Setup)>, Error> {
     let rows = sqlx::query!(
         r#"
         select t.workspace_id as "workspace_id: WorkspaceId", t.id as "id: TaskId", t.status as "status: TaskStatus",
             t.deleted_at is not null as "deleted!", t.parent_task_id is not null as "is_child!", t.stop_generation,
-            t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left
+            t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
+            t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
+            t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
         from tasks t
         join (select distinct * from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)) k
             on t.workspace_id = k.workspace_id and t.id = k.id
@@ -91,7 +123,10 @@ pub async fn lock_free(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<
     )
     .fetch_all(conn)
     .await?;
-    Ok(rows.into_iter().map(|r| super::task_state!(r)).collect())
+    Ok(rows
+        .into_iter()
+        .map(|r| (super::task_state!(r), super::task_setup!(r)))
+        .collect())
 }
 
 /// The fixed parts of a task, which no lock is needed to read.
@@ -435,9 +470,26 @@ pub async fn soft_delete(
     .await?)
 }
 
-/// How many descendants of the root are alive. Exact under the root's lock, which every delegation in its tree holds.
-pub async fn live_descendants(conn: &mut PgConnection, root: TaskKey) -> Result<i64, Error> {
-    Ok(sqlx::query_scalar!(
+/// What a call that is about to make children depends on, under the locks of its task and of the tree's root.
+#[derive(Clone, Copy, Debug)]
+pub struct BeforeSpawn {
+    /// The claim still holds its step.
+    pub holds: bool,
+    /// The call has made children already (D-26).
+    pub has_made: bool,
+    /// Tasks below the root that have not ended (D-50).
+    pub live: i64,
+    /// The calling task may not delegate, nor may anything beneath it (T-9).
+    pub delegation_disabled: bool,
+}
+
+pub async fn before_spawn(
+    conn: &mut PgConnection,
+    claim: &Claim,
+    root: TaskId,
+) -> Result<BeforeSpawn, Error> {
+    Ok(sqlx::query_as!(
+        BeforeSpawn,
         r#"
         with recursive tree as (
             select t.id, t.status from tasks t where t.workspace_id = $1 and t.parent_task_id = $2
@@ -445,10 +497,23 @@ pub async fn live_descendants(conn: &mut PgConnection, root: TaskKey) -> Result<
             select c.id, c.status from tree
             join tasks c on c.workspace_id = $1 and c.parent_task_id = tree.id
         )
-        select count(*) as "live!" from tree where status not in ('completed', 'failed', 'stopped')
+        select (select count(*) from tree where status not in ('completed', 'failed', 'stopped')) as "live!",
+            exists (select from tasks t
+                where t.workspace_id = $1 and t.parent_task_id = $3 and t.parent_step_id = $7) as "has_made!",
+            exists (select from steps s
+                where s.workspace_id = $1 and s.task_id = $3 and s.turn = $4 and s.ordinal = $5 and s.attempt = $6
+                    and s.status = 'running') as "holds!",
+            exists (select from tasks t
+                where t.workspace_id = $1 and t.id = $3
+                    and t.source_metadata @> '{"disable_delegation": true}') as "delegation_disabled!"
         "#,
-        root.workspace.0,
-        root.task.0,
+        claim.key.workspace.0,
+        root.0,
+        claim.key.task.0,
+        claim.key.turn,
+        claim.key.ordinal,
+        claim.attempt,
+        claim.step.0,
     )
     .fetch_one(conn)
     .await?)

@@ -28,6 +28,9 @@ pub(super) fn tool() -> Tool {
         default_enabled: true,
         delegates: false,
         concurrency: "exclusive",
+        tags: &["waiting"],
+        author_arguments: json!({}),
+        keeps_arguments: true,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Hands work to other agents. Here the arguments are read and judged; the children are made by
 //! `lifecycle::delegate`.
 
-use super::{Tool, ToolOutcome, parse};
+use super::{Instance, Tool, ToolOutcome, parse};
 use crate::domain::delegation::{self, Delegator, Limits};
 use serde_json::json;
 
@@ -45,12 +45,29 @@ pub(super) fn tool() -> Tool {
         default_enabled: true,
         delegates: true,
         concurrency: "parallel",
+        tags: &["delegation"],
+        author_arguments: json!({"allowed_agent_group_ids": {"type": "string", "description": "Ids of the agents that can be reached, separated by commas; empty: any."}}),
+        keeps_arguments: true,
     }
 }
 
-pub(super) fn call(arguments: &str, context: &Context) -> Result<ToolOutcome, String> {
+pub(super) fn call(
+    arguments: &str,
+    instance: Option<&Instance>,
+    context: &Context,
+) -> Result<ToolOutcome, String> {
     let args: delegation::Args = parse(NAME, arguments)?;
-    delegation::plan(&args, context.by, &context.limits)
+    let judged = match instance {
+        Some(instance) if !instance.allowed.is_empty() => delegation::check_allowlist(
+            &instance.tool.name,
+            &args,
+            &instance.allowed,
+            &instance.reachable,
+        ),
+        Some(_) | None => Ok(()),
+    };
+    judged
+        .and_then(|()| delegation::plan(&args, context.by, &context.limits))
         .map(ToolOutcome::Delegate)
         .map_err(|refusal| refusal.to_string())
 }

@@ -30,6 +30,9 @@ pub(super) fn tool() -> Tool {
         default_enabled: true,
         delegates: false,
         concurrency: "parallel",
+        tags: &["delegation"],
+        author_arguments: json!({}),
+        keeps_arguments: false,
     }
 }
 

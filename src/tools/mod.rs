@@ -7,9 +7,16 @@ mod get_subtask_result;
 mod wait_for_signal;
 mod wait_until;
 
-use crate::domain::{delegation::Plan, ids::TaskId, task_await::WaitFor};
+use crate::domain::{
+    configured_tool::{Base, ConfiguredTool},
+    delegation::{Plan, Reachable, allowlist_hint},
+    ids::{AgentId, CredentialId, TaskId},
+    task_await::WaitFor,
+};
+use secrecy::{ExposeSecret, SecretString};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::sync::Arc;
 
 pub use delegate_tasks::Context;
 
@@ -26,6 +33,54 @@ pub struct Tool {
     pub delegates: bool,
     /// `parallel` or `exclusive`.
     pub concurrency: &'static str,
+    pub tags: &'static [&'static str],
+    /// Arguments that only the author of a configured tool can give, each with its schema; models never see them.
+    pub author_arguments: Value,
+    /// What it is given is stored and shown: no place for a secret.
+    pub keeps_arguments: bool,
+}
+
+/// A tool that an agent may call.
+#[derive(Clone, Debug)]
+pub struct Granted {
+    /// As the model calls it.
+    pub name: String,
+    /// The base tool that does the work.
+    pub base: &'static str,
+    pub instance: Option<Arc<Instance>>,
+}
+
+/// A configured tool, with what its call is judged against.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instance {
+    pub tool: ConfiguredTool,
+    /// D-12; empty: any.
+    pub allowed: Vec<AgentId>,
+    /// Those of `allowed` that can be delegated to now.
+    pub reachable: Vec<Reachable>,
+}
+
+impl Granted {
+    pub fn base(name: &'static str) -> Self {
+        Granted {
+            name: name.to_owned(),
+            base: name,
+            instance: None,
+        }
+    }
+}
+
+impl Instance {
+    /// What the model is told of it: the author's words, those of the base tool, and whom it reaches (D-13).
+    pub fn description(&self, of_base: &str) -> String {
+        let hint = match self.allowed.is_empty() {
+            true => String::new(),
+            false => allowlist_hint(&self.tool.name, &self.reachable),
+        };
+        let parts = [self.tool.description.trim(), of_base.trim(), &hint];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        parts.join("\n\n")
+    }
 }
 
 /// What a call asks for.
@@ -53,31 +108,71 @@ pub fn catalogue() -> Vec<Tool> {
     ]
 }
 
-/// Runs a call of a granted tool. `arguments` is JSON object text; `granted` are the names that this agent may call.
-pub fn call(name: &str, arguments: &str, granted: &[&str], context: &Context) -> ToolOutcome {
-    if !granted.contains(&name) {
+/// What configured tools can be built on.
+pub fn bases() -> Vec<Base> {
+    let arguments = |schema: &Value| schema.as_object().cloned().unwrap_or_default();
+    let bases = catalogue().into_iter().map(|tool| Base {
+        name: tool.name,
+        arguments: arguments(&tool.schema["properties"])
+            .into_iter()
+            .chain(arguments(&tool.author_arguments))
+            .collect(),
+        keeps_arguments: tool.keeps_arguments,
+    });
+    bases.collect()
+}
+
+/// Runs a call of a granted tool. `arguments` is JSON object text; `granted` is what this agent may call, and `secrets`
+/// are the values of the credentials that are bound to the tool.
+pub fn call(
+    name: &str,
+    arguments: &str,
+    granted: &[Granted],
+    secrets: &[(CredentialId, SecretString)],
+    context: &Context,
+) -> ToolOutcome {
+    let Some(tool) = granted.iter().find(|tool| tool.name == name) else {
         return ToolOutcome::TellModel(unknown(name, granted));
-    }
-    let outcome = match name {
-        delegate_tasks::NAME => delegate_tasks::call(arguments, context),
+    };
+    let instance = tool.instance.as_deref();
+    let filled = instance.and_then(|instance| {
+        let secret = |id| {
+            let found = secrets.iter().find(|(known, _)| *known == id);
+            found.map(|(_, value)| value.expose_secret())
+        };
+        instance.tool.fill(arguments, secret)
+    });
+    let arguments = filled.as_deref().unwrap_or(arguments);
+    let outcome = match tool.base {
+        delegate_tasks::NAME => delegate_tasks::call(arguments, instance, context),
         ask_user::NAME => ask_user::call(arguments),
         get_subtask_result::NAME => get_subtask_result::call(arguments),
         wait_until::NAME => wait_until::call(arguments),
         wait_for_signal::NAME => wait_for_signal::call(arguments),
         _ => Err(unknown(name, granted)),
     };
-    outcome.unwrap_or_else(ToolOutcome::TellModel)
+    outcome.unwrap_or_else(|text| {
+        // The model knows the tool by its own name only.
+        let own = text
+            .strip_prefix(tool.base)
+            .filter(|rest| rest.starts_with(':'))
+            .map(|rest| format!("{name}{rest}"));
+        ToolOutcome::TellModel(own.unwrap_or(text))
+    })
 }
 
 /// The same answer for a name that exists nowhere and for a tool that is not this agent's (H-23).
-fn unknown(name: &str, granted: &[&str]) -> String {
+fn unknown(name: &str, granted: &[Granted]) -> String {
     let shown = crate::domain::text::cut_chars(name, 100);
     match granted.is_empty() {
         true => format!("There is no tool \"{shown}\", and you have no other. Answer in text."),
-        false => format!(
-            "There is no tool \"{shown}\". Your tools are: {}.",
-            granted.join(", ")
-        ),
+        false => {
+            let names: Vec<&str> = granted.iter().map(|tool| tool.name.as_str()).collect();
+            format!(
+                "There is no tool \"{shown}\". Your tools are: {}.",
+                names.join(", ")
+            )
+        }
     }
 }
 
@@ -130,8 +225,15 @@ mod tests {
         }
     }
 
-    fn told(name: &str, arguments: &str, granted: &[&str]) -> String {
-        match call(name, arguments, granted, &context()) {
+    fn granted(names: &[&str]) -> Vec<Granted> {
+        let all = catalogue().into_iter().map(|tool| tool.name);
+        all.filter(|name| names.contains(name))
+            .map(Granted::base)
+            .collect()
+    }
+
+    fn told(name: &str, arguments: &str, names: &[&str]) -> String {
+        match call(name, arguments, &granted(names), &[], &context()) {
             ToolOutcome::TellModel(text) => text,
             other => panic!("{other:?}"),
         }
@@ -241,7 +343,7 @@ mod tests {
                 signal(Some("paid"), Some(120.0)),
             ),
         ] {
-            match call(name, arguments, &[name], &context()) {
+            match call(name, arguments, &granted(&[name]), &[], &context()) {
                 ToolOutcome::Wait(wait) => assert_eq!(wait, expected, "{arguments}"),
                 other => panic!("{other:?}"),
             }
@@ -254,5 +356,82 @@ mod tests {
             assert_eq!(tool.schema["type"], "object", "{}", tool.name);
             assert_eq!(tool.schema["additionalProperties"], false, "{}", tool.name);
         }
+    }
+
+    /// Arguments that fit the schema.
+    fn fitting(schema: &Value) -> Value {
+        match schema["type"].as_str() {
+            Some("object") => {
+                let fields = schema["properties"].as_object().into_iter().flatten();
+                Value::Object(fields.map(|(name, s)| (name.clone(), fitting(s))).collect())
+            }
+            Some("array") => Value::Array(vec![schema.get("items").map_or(1.into(), fitting)]),
+            Some("string") => match schema["format"].as_str() {
+                Some("date-time") => "2030-01-01T00:00:00Z".into(),
+                _ => "0193a5b0-0000-7000-8000-000000000000".into(),
+            },
+            Some("boolean") => true.into(),
+            _ => 1.into(),
+        }
+    }
+
+    /// Every way to break one place of fitting arguments, with the path that an error must name.
+    fn broken(schema: &Value, good: &Value, path: &str) -> Vec<(String, Value)> {
+        let mut all = Vec::new();
+        let wrong = match schema["type"].as_str() {
+            Some("boolean" | "string") => serde_json::json!(5),
+            _ => "text".into(),
+        };
+        all.push((path.to_owned(), wrong));
+        if let Value::Object(fields) = good {
+            let at = |name: &str| match path {
+                "" => name.to_owned(),
+                path => format!("{path}.{name}"),
+            };
+            for (name, value) in fields {
+                for (path, value) in broken(&schema["properties"][name], value, &at(name)) {
+                    let mut whole = fields.clone();
+                    whole.insert(name.clone(), value);
+                    all.push((path, Value::Object(whole)));
+                }
+            }
+            for name in schema["required"].as_array().into_iter().flatten() {
+                let name = name.as_str().unwrap();
+                let mut whole = fields.clone();
+                whole.shift_remove(name);
+                all.push((name.to_owned(), Value::Object(whole)));
+            }
+            let mut whole = fields.clone();
+            whole.insert("extra".into(), 1.into());
+            all.push((at("extra"), Value::Object(whole)));
+        }
+        if let (Value::Array(items), Some(schema)) = (good, schema.get("items")) {
+            for (path, value) in broken(schema, &items[0], &format!("{path}[0]")) {
+                all.push((path, Value::Array(vec![value])));
+            }
+        }
+        all
+    }
+
+    // L-1: what a schema refuses is refused before anything is done, with path and reason.
+    #[test]
+    fn no_call_gets_past_its_schema() {
+        let mut tried = 0;
+        for tool in catalogue() {
+            let good = fitting(&tool.schema);
+            for (path, arguments) in broken(&tool.schema, &good, "") {
+                let text = told(tool.name, &arguments.to_string(), &[tool.name]);
+                assert!(
+                    text.contains("the arguments do not fit"),
+                    "{arguments}: {text}"
+                );
+                assert!(
+                    text.contains(&path),
+                    "{arguments}: {path} is not named: {text}"
+                );
+                tried += 1;
+            }
+        }
+        assert!(tried > 30, "{tried}");
     }
 }

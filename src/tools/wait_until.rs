@@ -33,6 +33,9 @@ pub(super) fn tool() -> Tool {
         default_enabled: false,
         delegates: false,
         concurrency: "exclusive",
+        tags: &["waiting"],
+        author_arguments: json!({}),
+        keeps_arguments: true,
     }
 }
 

@@ -3,13 +3,13 @@
 
 use super::history::history;
 use crate::{
-    domain::{ids::AgentId, task::TaskKey},
+    domain::task::TaskKey,
     lifecycle::checkpoint::PromptRecord,
     llm::{Message, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
-    store::{self, items::HistoryItem, steps::Claimed},
-    tools,
+    store::{self, items::HistoryItem, steps::Claimed, tasks::Setup},
+    tools::{self, Granted},
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -21,9 +21,8 @@ use std::{
 
 /// What a step is run with.
 pub struct Context {
-    pub agent: AgentId,
-    pub depth: i32,
-    pub tools: Vec<&'static str>,
+    pub setup: Setup,
+    pub tools: Vec<Granted>,
     /// For a decide step.
     pub request: Option<Prepared>,
 }
@@ -78,7 +77,7 @@ impl Loader {
     pub async fn load(
         &self,
         pool: &PgPool,
-        steps: &[Claimed],
+        steps: &[&Claimed],
     ) -> Result<Vec<Option<Result<Context, PromptError>>>, store::Error> {
         let (assemblies, mut items) =
             tokio::try_join!(self.assemblies(pool, steps), histories(pool, steps))?;
@@ -106,8 +105,7 @@ impl Loader {
                 }
             };
             Some(Ok(Context {
-                agent: step.agent.agent,
-                depth: step.depth,
+                setup: step.setup,
                 tools: assembly.tools.clone(),
                 request,
             }))
@@ -118,12 +116,25 @@ impl Loader {
     async fn assemblies(
         &self,
         pool: &PgPool,
-        steps: &[Claimed],
+        steps: &[&Claimed],
     ) -> Result<HashMap<Key, Assembly>, store::Error> {
-        let wanted: HashSet<Key> = steps.iter().map(assembly_key).collect();
+        let wanted: HashSet<Key> = steps.iter().map(|step| assembly_key(step)).collect();
         let wanted: Vec<Key> = wanted.into_iter().collect();
         let mut conn = pool.acquire().await?;
         self.assembler.assemble_many(&mut conn, &wanted).await
+    }
+
+    /// The tool as the model sees it: what an author has bound is not there (D-14).
+    fn spec(&self, tool: &Granted) -> Option<ToolSpec> {
+        let base = self.specs.get(tool.base)?;
+        Some(match &tool.instance {
+            None => base.clone(),
+            Some(instance) => ToolSpec {
+                name: tool.name.clone(),
+                description: instance.description(&base.description),
+                parameters: instance.tool.schema(&base.parameters),
+            },
+        })
     }
 
     fn shared(&self, assembly: &Assembly) -> Result<Shared, PromptError> {
@@ -136,7 +147,7 @@ impl Loader {
         let tools: Arc<[ToolSpec]> = assembly
             .tools
             .iter()
-            .filter_map(|name| self.specs.get(name).cloned())
+            .filter_map(|tool| self.spec(tool))
             .collect();
         let system: Arc<str> = sections.joined().into();
         let parts: Vec<Value> = sections
@@ -193,7 +204,7 @@ impl Shared {
 /// The items of those that decide.
 async fn histories(
     pool: &PgPool,
-    steps: &[Claimed],
+    steps: &[&Claimed],
 ) -> Result<HashMap<TaskKey, Vec<HistoryItem>>, store::Error> {
     let deciding = steps.iter().filter(|s| s.call.is_none());
     let deciding: Vec<TaskKey> = deciding.map(|s| s.claim.key.task_key()).collect();
@@ -210,8 +221,8 @@ async fn histories(
 fn assembly_key(step: &Claimed) -> Key {
     Key {
         workspace: step.claim.key.workspace,
-        agent: step.agent,
-        depth: step.depth,
-        delegation_disabled: step.delegation_disabled,
+        agent: step.setup.agent,
+        depth: step.setup.depth,
+        delegation_disabled: step.setup.delegation_disabled,
     }
 }

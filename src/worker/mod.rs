@@ -12,6 +12,7 @@ use crate::{
     lifecycle::{
         self,
         checkpoint::{Checkpointer, Commit, Outcome},
+        desk::{Desk, Handed, Room, Seat},
     },
     llm::Models,
     prompts::Prompts,
@@ -20,6 +21,7 @@ use crate::{
         self,
         steps::{Claimed, GiveBack},
     },
+    vault::Vault,
 };
 use context::{Context, Loader};
 use lease::Held;
@@ -31,7 +33,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// What every running step shares.
@@ -40,6 +42,7 @@ struct Shared {
     hub: Arc<Hub>,
     models: Models,
     loader: Loader,
+    vault: Vault,
     checkpointer: Checkpointer,
     held: Arc<Held>,
     running: TaskTracker,
@@ -62,11 +65,8 @@ impl Shared {
 
 pub struct Worker {
     shared: Arc<Shared>,
-    /// Steps that ask a model or run a tool: `worker.concurrency`.
-    slots: Arc<Semaphore>,
-    /// Steps that are held, the ones whose result is being written among them: twice as many, so that the next ones are
-    /// claimed meanwhile.
-    held: Arc<Semaphore>,
+    room: Room,
+    desk: Option<mpsc::UnboundedReceiver<Handed>>,
     shutdown: Shutdown,
     lease_secs: u32,
     batch: u32,
@@ -91,6 +91,7 @@ impl Worker {
         );
         let shared = Shared {
             loader: Loader::new(prompts, spawn.max_depth, config.tools.max_result_chars),
+            vault: Vault::from_config(&config.credentials),
             held: Arc::default(),
             running: TaskTracker::new(),
             limits: delegation::Limits {
@@ -115,8 +116,8 @@ impl Worker {
         };
         Self {
             shared: Arc::new(shared),
-            slots: Arc::new(Semaphore::new(worker.concurrency as usize)),
-            held: Arc::new(Semaphore::new(worker.concurrency as usize * 2)),
+            room: Room::new(worker.concurrency as usize),
+            desk: None,
             shutdown,
             lease_secs: worker.lease_seconds,
             batch: worker.batch,
@@ -124,8 +125,16 @@ impl Worker {
         }
     }
 
+    /// Where the event loop of this process hands steps in. The worker runs until that one is gone.
+    pub fn desk(&mut self) -> Desk {
+        let (desk, inbox) = Desk::new(self.room.clone(), self.shared.hub.process, self.lease_secs);
+        self.desk = Some(inbox);
+        desk
+    }
+
     /// Works until the soft stop, then waits for the steps that are held; the hard stop makes them give back.
-    pub async fn run(self) {
+    pub async fn run(mut self) {
+        let desk = self.desk.take();
         let shared = &self.shared;
         // Leases are kept beyond the soft stop, as long as steps are held.
         let keeping = CancellationToken::new();
@@ -136,18 +145,44 @@ impl Worker {
             self.lease_secs,
             keeping.clone(),
         ));
-        run_loop(
+        let claiming = run_loop(
             "worker",
             self.shutdown.soft.clone(),
             self.poll,
             || shared.hub.woken(Work::Steps),
             || self.claim_and_start(),
-        )
-        .await;
+        );
+        tokio::join!(claiming, self.take_from(desk));
         shared.running.close();
         shared.running.wait().await;
         keeping.cancel();
         let _ = keeper.await;
+    }
+
+    /// Starts what is handed in. After the soft stop there is no room to be had; what had got some is given back.
+    async fn take_from(&self, desk: Option<mpsc::UnboundedReceiver<Handed>>) {
+        let stop = &self.shutdown.soft;
+        let Some(mut desk) = desk else {
+            return stop.cancelled().await;
+        };
+        let mut handed = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                n = desk.recv_many(&mut handed, self.batch as usize) => if n == 0 {
+                    break;
+                },
+            }
+            let steps = handed.drain(..).map(|h| (h.step, h.seat)).collect();
+            if let Err(error) = self.start(steps).await {
+                tracing::warn!(error = %Causes(&error), "steps could not be started, and were given back");
+            }
+        }
+        self.room.close();
+        while let Some(Handed { step, .. }) = desk.recv().await {
+            self.give_back(&step).await;
+        }
     }
 
     async fn claim_and_start(&self) -> Result<Progress, store::Error> {
@@ -156,57 +191,57 @@ impl Worker {
         shared.starved.store(true, Ordering::Release);
         // Slots are freed in bursts, when a batch of results has been written: all of them are to be seen at once.
         tokio::task::yield_now().await;
-        let free = self
-            .slots
-            .available_permits()
-            .min(self.held.available_permits())
-            .min(self.batch as usize) as u32;
-        if free == 0 {
+        let seats: Vec<Seat> = std::iter::from_fn(|| self.room.seat())
+            .take(self.batch as usize)
+            .collect();
+        if seats.is_empty() {
             return Ok(Progress::Idle);
         }
+        let limit = seats.len() as u32;
         let claimed =
-            lifecycle::claim::claim(&shared.pool, shared.hub.process, self.lease_secs, free)
+            lifecycle::claim::claim(&shared.pool, shared.hub.process, self.lease_secs, limit)
                 .await?;
-        let progress = Progress::of(claimed.len(), free);
+        let progress = Progress::of(claimed.len(), limit);
         if matches!(progress, Progress::Idle | Progress::Did(_)) {
             shared.starved.store(false, Ordering::Release);
         }
-        if claimed.is_empty() {
-            return Ok(progress);
+        self.start(claimed.into_iter().zip(seats).collect()).await?;
+        Ok(progress)
+    }
+
+    /// Loads what the steps need and lets them run.
+    async fn start(&self, steps: Vec<(Claimed, Seat)>) -> Result<(), store::Error> {
+        if steps.is_empty() {
+            return Ok(());
         }
+        let shared = &self.shared;
+        let claimed: Vec<&Claimed> = steps.iter().map(|(step, _)| step).collect();
         let contexts = match shared.loader.load(&shared.pool, &claimed).await {
             Ok(contexts) => contexts,
             Err(error) => {
                 // The steps are ours for the length of a lease; give them back rather than let them wait it out.
-                for step in &claimed {
-                    let _ = lifecycle::requeue::give_back(
-                        &shared.pool,
-                        &shared.hub,
-                        &step.claim,
-                        GiveBack::Shutdown,
-                    )
-                    .await;
+                for step in claimed {
+                    self.give_back(step).await;
                 }
                 return Err(error);
             }
         };
-        for (step, context) in claimed.into_iter().zip(contexts) {
-            // Only this loop takes permits, so there are as many as it has counted.
-            let (Ok(slot), Ok(held)) = (
-                self.slots.clone().try_acquire_owned(),
-                self.held.clone().try_acquire_owned(),
-            ) else {
-                break;
-            };
+        for ((step, seat), context) in steps.into_iter().zip(contexts) {
             let shared = shared.clone();
             let hard = self.shutdown.hard.clone();
             self.shared.running.spawn(async move {
+                let Seat { slot, held } = seat;
                 run_step(&shared, step, context, slot, &hard).await;
                 drop(held);
                 shared.made_room();
             });
         }
-        Ok(progress)
+        Ok(())
+    }
+
+    async fn give_back(&self, step: &Claimed) {
+        let Shared { pool, hub, .. } = &*self.shared;
+        let _ = lifecycle::requeue::give_back(pool, hub, &step.claim, GiveBack::Shutdown).await;
     }
 }
 

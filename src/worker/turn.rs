@@ -8,9 +8,10 @@ use super::{
 };
 use crate::{
     domain::{
+        credential::blank_out,
         decision::{Decision, ToolCall, clean},
         delegation::{Delegator, call_result},
-        ids::{GroupId, TaskId},
+        ids::{CredentialId, GroupId, TaskId},
         retry::next_delay,
         step::{Claim, StepKey},
         task::{Failure, TaskKey},
@@ -20,6 +21,7 @@ use crate::{
     lifecycle::{
         self,
         checkpoint::{Called, Commit, Committed, Decided, Outcome, as_call},
+        credentials::CredentialError,
         delegate::Delegated,
         wait::Waited,
     },
@@ -33,6 +35,7 @@ use crate::{
     tools::{self, ToolOutcome},
 };
 use futures::TryFutureExt;
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use std::{
     sync::Arc,
@@ -293,23 +296,83 @@ async fn execute(
     if claim.attempt > 1
         && let Some(made) = lifecycle::delegate::adopt(&shared.pool, claim).await?
     {
-        return Ok(delegated(made, claim));
+        return Ok(delegated(made, claim, false));
     }
+    let secrets = match secrets(shared, context, claim, &call.name).await? {
+        Ok(secrets) => secrets,
+        Err(reason) => return Ok(Some(Executed::error(reason))),
+    };
+    let executed = execute_with(shared, context, claim, call, &secrets).await?;
+    // Whatever a tool says of its arguments, nobody reads a secret there (L-9).
+    let values: Vec<&str> = secrets.iter().map(|(_, v)| v.expose_secret()).collect();
+    Ok(executed.map(|executed| match values.is_empty() {
+        true => executed,
+        false => Executed {
+            text: blank_out(&executed.text, &values),
+            ..executed
+        },
+    }))
+}
+
+/// The values of the credentials that are bound to the tool, read for this one call; or why they can not be had.
+async fn secrets(
+    shared: &Shared,
+    context: &Context,
+    claim: &Claim,
+    name: &str,
+) -> Result<Result<Vec<(CredentialId, SecretString)>, String>, Arc<store::Error>> {
+    let tool = context.tools.iter().find(|tool| tool.name == name);
+    let instance = tool.and_then(|tool| tool.instance.as_ref());
+    let ids = instance.map(|instance| instance.tool.credentials());
+    let Some(ids) = ids.filter(|ids| !ids.is_empty()) else {
+        return Ok(Ok(vec![]));
+    };
+    let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;
+    let workspace = claim.key.workspace;
+    match lifecycle::credentials::resolve(&mut conn, &shared.vault, workspace, &ids).await {
+        Ok(values) => Ok(Ok(ids.into_iter().zip(values).collect())),
+        Err(CredentialError::Store(error)) => Err(Arc::new(error)),
+        Err(reason) => Ok(Err(format!(
+            "{name} was not called, since a credential that it needs can not be had: {reason}. Go on without it, or tell the user."
+        ))),
+    }
+}
+
+async fn execute_with(
+    shared: &Shared,
+    context: &Context,
+    claim: &Claim,
+    call: &ToolCall,
+    secrets: &[(CredentialId, SecretString)],
+) -> Result<Option<Executed>, Arc<store::Error>> {
     let against = tools::Context {
         by: Delegator {
-            agent: context.agent,
-            depth: context.depth,
+            agent: context.setup.agent.agent,
+            depth: context.setup.depth,
         },
         limits: shared.limits,
     };
     // The grants are checked here again, whatever the prompt had offered.
     Ok(
-        match tools::call(&call.name, &call.arguments, &context.tools, &against) {
+        match tools::call(
+            &call.name,
+            &call.arguments,
+            &context.tools,
+            secrets,
+            &against,
+        ) {
             ToolOutcome::TellModel(text) => Some(Executed::error(text)),
             ToolOutcome::Delegate(plan) => delegated(
-                lifecycle::delegate::delegate(&shared.pool, claim, &plan, shared.tree_size_max)
-                    .await?,
+                lifecycle::delegate::delegate(
+                    &shared.pool,
+                    claim,
+                    &context.setup,
+                    &plan,
+                    shared.tree_size_max,
+                )
+                .await?,
                 claim,
+                plan.advise_inputs,
             ),
             ToolOutcome::Wait(wait) => {
                 match lifecycle::wait::wait(&shared.pool, &shared.hub, claim, &wait).await? {
@@ -330,7 +393,7 @@ async fn execute(
     )
 }
 
-fn delegated(delegated: Delegated, claim: &Claim) -> Option<Executed> {
+fn delegated(delegated: Delegated, claim: &Claim, advise_inputs: bool) -> Option<Executed> {
     match delegated {
         Delegated::Made { group, children } => {
             let workspace = claim.key.workspace;
@@ -342,7 +405,7 @@ fn delegated(delegated: Delegated, claim: &Claim) -> Option<Executed> {
                 })
                 .collect();
             Some(Executed {
-                text: call_result(group, &children),
+                text: call_result(group, &children, advise_inputs),
                 is_error: false,
                 start,
             })

@@ -2,7 +2,10 @@
 
 use crate::{
     engine::{Engine, until},
-    forced::{ByHand, Family, agent_with, decide_steps, delegate, expire_leases, resume_messages},
+    forced::{
+        ByHand, Family, Hold, agent_with, decide_steps, delegate, expire_leases, match_only,
+        resume_messages,
+    },
     stub_llm::{Gate, Reply},
 };
 use reconvene::{
@@ -189,14 +192,8 @@ async fn a_round_of_the_matcher_completes_groups_once_each() {
     signal(&engine, engine.workspace(), "child_task", "nobody")
         .await
         .unwrap();
-    assert_eq!(
-        by_hand.orchestrator.match_signals().await.unwrap(),
-        Progress::Did(4)
-    );
-    assert_eq!(
-        by_hand.orchestrator.match_signals().await.unwrap(),
-        Progress::Idle
-    );
+    assert_eq!(match_only(&engine).await, Progress::Did(4));
+    assert_eq!(match_only(&engine).await, Progress::Idle);
     let settled: Vec<(String, i64)> =
         sqlx::query_as("select status, count(*) from signals group by 1 order by 1")
             .fetch_all(&engine.pool)
@@ -459,4 +456,64 @@ async fn waits_that_are_no_children_expire() {
     );
     assert_eq!(awaits(&engine, task.task).await, ["timed_out", "completed"]);
     by_hand.stop().await;
+}
+
+// W-3, W-17: the round that completes a parent's last await wakes it too, unless somebody holds it or what it is to be
+// told can not be read. Then its event stays, and the event loop wakes it. Never twice, never with nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_matcher_wakes_a_parent_at_once_or_leaves_it_to_the_event_loop() {
+    for hindrance in ["none", "locked", "unreadable"] {
+        let mut engine = Engine::scripted_with(|_| {}).await;
+        let by_hand = ByHand::of(&engine);
+        let family = Family::new(&engine, &["a", "b"], Some(&by_hand)).await;
+        family.finish_all(&engine).await;
+        let hold = match hindrance {
+            "locked" => Some(Hold::task(&engine.pool, family.parent).await),
+            "unreadable" => {
+                run(
+                    &engine,
+                    "alter table agent_versions rename column definition to hidden",
+                )
+                .await;
+                None
+            }
+            _ => None,
+        };
+        assert_eq!(
+            by_hand.orchestrator.match_signals().await.unwrap(),
+            Progress::Did(2),
+            "{hindrance}"
+        );
+        assert_eq!(
+            awaits(&engine, family.parent).await,
+            ["completed", "completed"]
+        );
+        let at_once = hindrance == "none";
+        let told = resume_messages(&engine, family.parent).await;
+        assert_eq!(told.len(), usize::from(at_once), "{hindrance}");
+        let events = "select count(*) from orchestrator_events where kind = 'await_completed'";
+        assert_eq!(
+            engine.count(events).await,
+            i64::from(!at_once),
+            "{hindrance}"
+        );
+        if hindrance == "unreadable" {
+            run(
+                &engine,
+                "alter table agent_versions rename column hidden to definition",
+            )
+            .await;
+        }
+        drop(hold);
+        by_hand.stop().await;
+        engine.resume();
+        engine.end(family.parent).await;
+        assert_eq!(resume_messages(&engine, family.parent).await.len(), 1);
+        assert_eq!(decide_steps(&engine, family.parent).await, 2);
+        engine.close().await;
+    }
+}
+
+async fn run(engine: &Engine, sql: &'static str) {
+    sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     engine::{Engine, until},
+    forced::delegate,
     process::{Process, Roles},
     stub_llm::{Gate, Reply},
 };
@@ -171,6 +172,60 @@ async fn a_watcher_sees_the_feed_and_the_text_of_another_process() {
     }
     assert_eq!(text, answer);
     assert!(pieces >= 2, "it came while it was written");
+    engine.close().await;
+    stop(processes).await;
+}
+
+// H-18: a long message, a long reply, a long result of a child and a long error are all stored and told, and no
+// notification comes near its limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn big_content_breaks_no_notification() {
+    let engine = Engine::scripted_with(slow_polls).await;
+    let processes = start(&engine, &[(true, true)]).await;
+    let (researcher, gate) = (engine.demo.researcher, Gate::new());
+    let held = gate.clone();
+    let answer = "€".repeat(50_000 / 3);
+    let reply = answer.clone();
+    engine
+        .llm()
+        .script(move |r| match (r.first_user(), r.turn()) {
+            ("big", _) => Reply::text("r".repeat(100_000)),
+            ("fails", _) => Reply::status(
+                400,
+                &json!({"error": {"message": "e".repeat(100_000)}}).to_string(),
+            ),
+            (_, 0) => Reply::call("delegate_tasks", delegate(researcher, &["big", "fails"])),
+            _ => Reply::text(reply.clone()).held_by(&held),
+        });
+    let mut ear = Ear::on(&engine).await;
+    let task = engine.post(&"m".repeat(20_000)).await;
+    engine.llm().wait_for_requests(4).await;
+    let mut watch = engine.hub.watch(task);
+    let mut longest = ear.hears(&format!("watched {task}")).await.len();
+    gate.open();
+    let mut text = String::new();
+    loop {
+        match crate::engine::soon("a change", watch.changed()).await {
+            Change::Delta { text: piece, .. } => text.push_str(&piece),
+            Change::Feed if engine.status(task).await == Completed => break,
+            Change::Feed | Change::Lagged => {}
+        }
+    }
+    assert_eq!(text, answer);
+    let lengths = "select sum(length(coalesce(output, error::text)))::bigint from tasks";
+    assert!(engine.count(lengths).await > 100_000 + 50_000 / 3);
+    sqlx::query("notify reconvene, 'the end'")
+        .execute(&engine.pool)
+        .await
+        .unwrap();
+    loop {
+        let heard = ear.0.recv().await.unwrap();
+        if heard.payload() == "the end" {
+            break;
+        }
+        longest = longest.max(heard.payload().len());
+    }
+    assert!(longest < 1000, "{longest} bytes for a few tasks");
     engine.close().await;
     stop(processes).await;
 }

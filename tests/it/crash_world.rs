@@ -367,9 +367,10 @@ impl Live {
             .max_connections(6)
             .connect_lazy_with(options.application_name(&name));
         let shutdown = Shutdown::new();
-        runtime.spawn(worker(&engine.config, &pool, &hub, &shutdown).run());
+        let mut worker = worker(&engine.config, &pool, &hub, &shutdown);
         let orchestrator = Orchestrator::new(&engine.config, pool.clone(), hub.clone());
-        runtime.spawn(orchestrator.run(shutdown));
+        runtime.spawn(orchestrator.with_desk(worker.desk()).run(shutdown));
+        runtime.spawn(worker.run());
         let client = Client {
             submitter: Submitter::start(pool.clone(), hub.clone()),
             workspace: engine.workspace(),

@@ -601,9 +601,11 @@ async fn a_group_that_is_never_finished() {
         }
         if status == Failed {
             assert!(output.contains("lease_lost"), "{output}");
-            // One worker was lost, with it the parent: no child has failed, and all that were made were made together.
-            let together = [vec![], vec![Stopped; 2], vec![Completed; 2]];
-            assert!(together.contains(&ends), "{ends:?}");
+            // One worker was lost, with it the parent. All children that were made were made together, and either never
+            // started, or ran on: one that the same worker had in hand is lost with it.
+            assert!([0, 2].contains(&ends.len()), "{ends:?}");
+            let stopped = ends.iter().filter(|end| **end == Stopped).count();
+            assert!([0, ends.len()].contains(&stopped), "{ends:?}");
         } else {
             assert_eq!((status, ends.len()), (Completed, 2), "{output}");
             assert!(!ends.contains(&Stopped), "{ends:?}");

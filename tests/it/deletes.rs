@@ -3,7 +3,8 @@
 use crate::{
     engine::{Engine, until},
     forced::{
-        ByHand, Family, Hold, agent, ask, decide_steps, delegate, resume_messages, until_waiting,
+        ByHand, Family, Hold, agent, ask, decide_steps, delegate, match_only, resume_messages,
+        until_waiting,
     },
     http::{self, Api, request},
     stub_llm::{Gate, Reply},
@@ -388,7 +389,7 @@ async fn await_completed_for_a_stopped_or_deleted_task_does_nothing() {
         let by_hand = ByHand::of(&engine);
         let family = Family::new(&engine, &["a", "b"], Some(&by_hand)).await;
         family.finish_all(&engine).await;
-        by_hand.orchestrator.match_signals().await.unwrap();
+        match_only(&engine).await;
         let events = "select count(*) from orchestrator_events where kind = 'await_completed'";
         assert_eq!(engine.count(events).await, 1);
         match delete_it {

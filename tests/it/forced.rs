@@ -8,14 +8,18 @@ use crate::{
 use reconvene::{
     domain::{
         agent::AgentDefinition,
-        ids::{AgentId, TaskId},
-        task::TaskStatus::WaitingForInput,
+        ids::{AgentId, TaskId, WorkspaceId},
+        step::Claim,
+        task::{AgentRef, TaskStatus::WaitingForInput},
     },
     lifecycle::{
         self,
+        match_signals::match_signals,
         stop::{StopReceipt, stop},
     },
     orchestrator::Orchestrator,
+    runtime::Progress,
+    store::tasks::Setup,
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
@@ -124,6 +128,34 @@ impl ByHand {
 
     pub async fn stop(self) {
         self.worker.stop().await;
+    }
+}
+
+/// A round of the SignalMatcher that leaves waking to the event loop.
+pub async fn match_only(engine: &Engine) -> Progress {
+    match_signals(&engine.pool, &engine.hub, 100).await.unwrap()
+}
+
+/// How the task of a claim runs.
+pub async fn setup(pool: &PgPool, claim: &Claim) -> Setup {
+    let (workspace, agent, version, root, depth): (Uuid, Uuid, i32, Uuid, i16) = sqlx::query_as(
+        "select agent_workspace_id, agent_id, agent_version, root_task_id, spawn_depth from tasks
+         where workspace_id = $1 and id = $2",
+    )
+    .bind(claim.key.workspace.0)
+    .bind(claim.key.task.0)
+    .fetch_one(pool)
+    .await
+    .unwrap();
+    Setup {
+        agent: AgentRef {
+            workspace: WorkspaceId(workspace),
+            agent: AgentId(agent),
+            version,
+        },
+        root: TaskId(root),
+        depth: depth.into(),
+        delegation_disabled: false,
     }
 }
 

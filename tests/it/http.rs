@@ -13,6 +13,7 @@ use reconvene::domain::ids::{AgentId, GroupId, ItemId, ProcessId, StepId, TaskId
 use reconvene::lifecycle::submit::Submitter;
 use reconvene::prompts::Prompts;
 use reconvene::runtime::Hub;
+use reconvene::vault::Vault;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 pub const SECRET: &str = "a secret for tests, of more than 32 bytes";
+
+pub const KEY: &str = "k1:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 pub struct Api {
     pub app: App,
@@ -31,6 +34,7 @@ pub struct Api {
 pub fn config() -> Config {
     let mut config = Config::from_defaults();
     config.auth.jwt_secret = Some(SECRET.to_owned().into());
+    config.credentials.keys = vec![KEY.to_owned().into()];
     config
 }
 
@@ -50,6 +54,7 @@ impl Api {
             auth: Arc::new(Auth::new(&config.auth).expect("a usable auth section")),
             limits: Arc::new(Limits::new(&config.limits)),
             prompts: Arc::new(Prompts::load(None).expect("the compiled-in prompts")),
+            vault: Arc::new(Vault::from_config(&config.credentials)),
             pool: pool.clone(),
             config: Arc::new(config),
             hub,

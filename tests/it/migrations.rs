@@ -240,7 +240,11 @@ async fn filled() -> (Engine, Gate, TaskId) {
         insert into sessions (workspace_id, member_id, id, token_hash, expires_at)
             select id, id, id, sha256(id::text::bytea), now() from workspaces;
         insert into api_keys (workspace_id, id, name, role, prefix, key_hash, created_by)
-            select id, id, 'k', 'member', 'rk_', sha256(id::text::bytea), 'ada' from workspaces";
+            select id, id, 'k', 'member', 'rk_', sha256(id::text::bytea), 'ada' from workspaces;
+        insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'c', 'k', '' from workspaces;
+        insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
+            select id, id, 't', 'ask_user', '', '{}' from workspaces;
+        insert into configured_tool_credentials select id, id, id from workspaces";
     sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
     for (table, count) in rows(&engine.pool).await {
         assert!(count > 0, "{table} is empty");
@@ -369,13 +373,13 @@ async fn an_index_that_was_built_ahead_makes_its_migration_a_no_op() {
     for migration in ups().iter().filter(|m| m.version > TABLES) {
         let version = migration.version;
         let statement = statements(migration.sql.as_str()).pop().unwrap();
-        if !statement.contains("index if not exists") {
+        let ahead =
+            statement.replacen("index if not exists", "index concurrently if not exists", 1);
+        if ahead == statement {
+            assert!(version > 30, "{version} builds an index");
             migrate::migrator().run_to(version, pool).await.unwrap();
             continue;
         }
-        let ahead =
-            statement.replacen("index if not exists", "index concurrently if not exists", 1);
-        assert_ne!(ahead, statement);
         pool.execute(AssertSqlSafe(ahead.clone())).await.unwrap();
         let name = ahead.split("not exists ").nth(1).unwrap();
         let name = name.split(' ').next().unwrap();

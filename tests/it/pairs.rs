@@ -6,7 +6,7 @@
 
 use crate::{
     engine::{Engine, check, rest, soon, until},
-    forced::{Hold, ask, decide_steps, delegate, resume_messages},
+    forced::{Hold, ask, decide_steps, delegate, resume_messages, setup},
 };
 use reconvene::{
     domain::{
@@ -485,9 +485,15 @@ impl Hands {
     }
 
     async fn make_children(&self, call: &Claim) -> Delegated {
-        lifecycle::delegate::delegate(&self.pool, call, &self.plan, 5000)
-            .await
-            .unwrap()
+        lifecycle::delegate::delegate(
+            &self.pool,
+            call,
+            &setup(&self.pool, call).await,
+            &self.plan,
+            5000,
+        )
+        .await
+        .unwrap()
     }
 
     async fn commit_call(&self, call: Claim) -> Committed {

@@ -162,12 +162,19 @@ async fn live(
         .connect_lazy_with(options);
     let shutdown = Shutdown::new();
     let mut loops = JoinSet::new();
-    if roles.worker {
-        loops.spawn(worker(&config, &pool, &hub, &shutdown).run());
-    }
+    let mut worker = roles
+        .worker
+        .then(|| worker(&config, &pool, &hub, &shutdown));
     if roles.orchestrator {
         let orchestrator = Orchestrator::new(&config, pool.clone(), hub.clone());
+        let orchestrator = match &mut worker {
+            Some(worker) => orchestrator.with_desk(worker.desk()),
+            None => orchestrator,
+        };
         loops.spawn(orchestrator.run(shutdown.clone()));
+    }
+    if let Some(worker) = worker {
+        loops.spawn(worker.run());
     }
     if roles.bus {
         let bus = Bus::new(hub, pool.clone(), vec!["test".into()]);

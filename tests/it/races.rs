@@ -153,7 +153,13 @@ async fn two_dispatchers_resume_a_parent_once() {
                 total_chars: 60_000,
             },
         };
-        tokio::spawn(async move { dispatcher.run_once(&pool, &hub).await.map(drop).unwrap() })
+        tokio::spawn(async move {
+            dispatcher
+                .run_once(&pool, &hub, None)
+                .await
+                .map(drop)
+                .unwrap()
+        })
     };
     let parent = Hold::task(&engine.pool, family.parent).await;
     let first = dispatch();

@@ -2,7 +2,7 @@
 
 use crate::{
     engine::Engine,
-    forced::{ByHand, Family, agent_with, resume_messages},
+    forced::{ByHand, Family, agent_with, match_only, resume_messages},
     stub_llm::Reply,
 };
 use reconvene::{domain::task::TaskStatus::*, lifecycle::submit::Recipient};
@@ -16,7 +16,7 @@ async fn run(engine: &Engine, sql: &'static str) {
 async fn untold(engine: &Engine, by_hand: &ByHand) -> Family {
     let family = Family::new(engine, &["a", "b"], Some(by_hand)).await;
     family.finish_all(engine).await;
-    by_hand.orchestrator.match_signals().await.unwrap();
+    match_only(engine).await;
     family
 }
 

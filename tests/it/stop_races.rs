@@ -3,8 +3,8 @@
 use crate::{
     engine::{Engine, Process, soon, until},
     forced::{
-        Hold, ask, decide_steps, delegate, expire_leases, repeats, resume_messages, stopping,
-        until_waiting,
+        Hold, ask, decide_steps, delegate, expire_leases, repeats, resume_messages, setup,
+        stopping, until_waiting,
     },
     stop::{at_rest, receipt},
     stub_llm::{Gate, Reply},
@@ -168,7 +168,9 @@ async fn a_spawn_and_a_stop_leave_no_orphan() {
         };
         let plan = plan(&serde_json::from_value(args).unwrap(), by, &limits).unwrap();
         let pool = engine.pool.clone();
-        let spawn = async move { lifecycle::delegate::delegate(&pool, &claim, &plan, 5000).await };
+        let setup = setup(&pool, &claim).await;
+        let spawn =
+            async move { lifecycle::delegate::delegate(&pool, &claim, &setup, &plan, 5000).await };
 
         let row = Hold::task(&engine.pool, parent).await;
         let (spawned, stopped) = if stop_first {

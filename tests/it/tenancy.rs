@@ -6,7 +6,9 @@
 use crate::http::{Answer, Api, agent, group, request, step, task, user_message, workspace};
 use axum::http::Method;
 use reconvene::api::auth::Role;
-use reconvene::domain::ids::{AgentId, ApiKeyId, BatchRunId, MemberId, TaskId, WorkspaceId};
+use reconvene::domain::ids::{
+    AgentId, ApiKeyId, BatchRunId, ConfiguredToolId, CredentialId, MemberId, TaskId, WorkspaceId,
+};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -128,6 +130,8 @@ struct Things {
     task: TaskId,
     agent: AgentId,
     batch_run: BatchRunId,
+    credential: CredentialId,
+    configured_tool: ConfiguredToolId,
     dead_event: i64,
     member: MemberId,
     api_key: ApiKeyId,
@@ -157,6 +161,23 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         .execute(pool)
         .await
         .unwrap();
+    let credential = CredentialId::new();
+    sqlx::query("insert into credentials (workspace_id, id, name, key_id, sealed) values ($1, $2, 'c', 'k1', '')")
+        .bind(workspace)
+        .bind(credential)
+        .execute(pool)
+        .await
+        .unwrap();
+    let configured_tool = ConfiguredToolId::new();
+    sqlx::query(
+        "insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
+        values ($1, $2, 't', 'ask_user', '', '{}')",
+    )
+    .bind(workspace)
+    .bind(configured_tool)
+    .execute(pool)
+    .await
+    .unwrap();
     let dead_event = sqlx::query_scalar(
         "insert into orchestrator_events (workspace_id, task_id, kind, dead_at) values ($1, $2, 'new_message', now())
         returning id",
@@ -186,6 +207,8 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         task,
         agent,
         batch_run,
+        credential,
+        configured_tool,
         dead_event,
         member,
         api_key,
@@ -198,6 +221,8 @@ impl Things {
             task: TaskId::new(),
             agent: AgentId::new(),
             batch_run: BatchRunId::new(),
+            credential: CredentialId::new(),
+            configured_tool: ConfiguredToolId::new(),
             dead_event: i64::MAX,
             member: MemberId::new(),
             api_key: ApiKeyId::new(),
@@ -215,6 +240,10 @@ impl Things {
             "id" if path.starts_with("/api/agents/") => Some(self.agent.to_string()),
             "id" if path.starts_with("/api/members/") => Some(self.member.to_string()),
             "id" if path.starts_with("/api/api-keys/") => Some(self.api_key.to_string()),
+            "id" if path.starts_with("/api/credentials/") => Some(self.credential.to_string()),
+            "id" if path.starts_with("/api/configured-tools/") => {
+                Some(self.configured_tool.to_string())
+            }
             "parentTaskId" | "task_id" | "taskId" => Some(self.task.to_string()),
             "agentGroupId" | "agent_group_id" => Some(self.agent.to_string()),
             "batchRunId" | "batch_run_id" => Some(self.batch_run.to_string()),
@@ -346,6 +375,8 @@ async fn another_workspaces_things_do_not_exist() {
                 foreign.agent.to_string(),
                 foreign.member.to_string(),
                 foreign.api_key.to_string(),
+                foreign.credential.to_string(),
+                foreign.configured_tool.to_string(),
                 ours.to_string(),
             ] {
                 assert!(!list.contains(&id), "{name} shows {id}");

@@ -4,13 +4,12 @@
 //! untouched. Limits exist so that one agent can not fill a prompt, a page or the database; they are generous, and
 //! each message tells them.
 
-use super::fields::{FieldError, Fields, Problems};
 use super::{
     AgentDefinition, AgentKind, INSTRUCTIONS_CHARS_MAX, MAX_ITERATIONS_DEFAULT, ModelProvider,
     ModelSettings, NAME_CHARS_MAX, Phase, Reasoning,
 };
+use crate::domain::fields::{Fields, InvalidDefinition, Problems};
 use serde_json::{Map, Value};
-use std::fmt;
 
 const PHASES_MAX: usize = 50;
 const PHASE_INSTRUCTIONS_CHARS_MAX: usize = 50_000;
@@ -18,21 +17,6 @@ const MODEL_NAME_CHARS_MAX: usize = 200;
 const MAX_ITERATIONS: u64 = 1_000;
 const OUTPUT_TOKENS_MAX: u64 = 1_000_000;
 const PROFILE_CHARS_MAX: usize = 4_000;
-
-/// Why a definition was refused: never empty.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct InvalidDefinition(pub Vec<FieldError>);
-
-impl fmt::Display for InvalidDefinition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, error) in self.0.iter().enumerate() {
-            let separator = if place == 0 { "" } else { "; " };
-            let colon = if error.path.is_empty() { "" } else { ": " };
-            write!(f, "{separator}{}{colon}{}", error.path, error.message)?;
-        }
-        Ok(())
-    }
-}
 
 impl AgentDefinition {
     /// Reads a whole definition. Absent and null fields get their defaults; `name` is required.
@@ -63,7 +47,7 @@ impl AgentDefinition {
 }
 
 /// JSON merge patch, RFC 7396.
-fn merge_patch(target: &mut Value, patch: &Value) {
+pub(in crate::domain) fn merge_patch(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
         return;

@@ -42,13 +42,8 @@ impl RosterEntry {
         if description.is_empty() {
             return None; // nothing but invisible characters
         }
-        let name = harmless(&definition.name, NAME_CHARS_MAX);
         Some(RosterEntry {
-            name: if name.is_empty() {
-                "(unnamed)".to_owned()
-            } else {
-                name
-            },
+            name: harmless_name(&definition.name),
             id,
             description,
             example: harmless(profile.example_input, EXAMPLE_CHARS_MAX),
@@ -76,6 +71,16 @@ impl fmt::Display for RosterEntry {
         writeln!(f, "- {}{tag} — agent_group_id: {}", self.name, self.id)?;
         writeln!(f, "  Description: {}", self.description)?;
         write!(f, "  Example input: {example}")
+    }
+}
+
+/// An agent's name as prompts may show it.
+pub fn harmless_name(name: &str) -> String {
+    let name = harmless(name, NAME_CHARS_MAX);
+    if name.is_empty() {
+        "(unnamed)".to_owned()
+    } else {
+        name
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use tokio::task::JoinSet;
 
 /// Trees that are under way at once.
-const USERS: usize = 24;
+const USERS: usize = 48;
 /// For one request; a process that is suspended answers nothing.
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 /// After which a stream that says nothing is opened anew.

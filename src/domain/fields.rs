@@ -1,10 +1,10 @@
 //! Reads the fields of a JSON object one by one and collects what is wrong with them.
 //!
 //! Every problem names its path (`config.delegation_enabled`), and reading goes on after one, so that all of them are
-//! reported at once. Which fields there are is not known here: `parse` asks for them.
+//! reported at once. Which fields there are is not known here: the nouns ask for theirs.
 
-use super::NAME_CHARS_MAX;
 use serde_json::{Map, Number, Value};
+use std::fmt;
 
 const NUL: &str = "contains the character NUL (U+0000), which can not be stored; remove it";
 const TOOLS_MAX: usize = 200;
@@ -14,6 +14,24 @@ const JSON_DEPTH_MAX: usize = 64;
 /// Characters of a number once jsonb has written it out: `1e99999` is a few bytes here and 100,000 digits there.
 const NUMBER_CHARS_MAX: u64 = 400;
 
+/// Of a key in an error.
+const KEY_CHARS_SHOWN: usize = 100;
+
+/// Why a definition was refused: never empty.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct InvalidDefinition(pub Vec<FieldError>);
+
+impl fmt::Display for InvalidDefinition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, error) in self.0.iter().enumerate() {
+            let separator = if place == 0 { "" } else { "; " };
+            let colon = if error.path.is_empty() { "" } else { ": " };
+            write!(f, "{separator}{}{colon}{}", error.path, error.message)?;
+        }
+        Ok(())
+    }
+}
+
 /// One thing that is wrong with a field. The path is dotted, with `[n]` for places in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
@@ -21,12 +39,36 @@ pub struct FieldError {
     pub message: String,
 }
 
+/// Reads a whole body with `read`, and answers with what it has read or with all that was wrong.
+pub(in crate::domain) fn read_object<T>(
+    body: &Value,
+    read: impl FnOnce(&mut Fields<'_>) -> T,
+) -> Result<T, InvalidDefinition> {
+    let mut problems = Problems(Vec::new());
+    let Value::Object(map) = body else {
+        problems.expected::<()>("", "an object", body);
+        return Err(InvalidDefinition(problems.0));
+    };
+    let mut fields = Fields {
+        at: String::new(),
+        map: map.clone(),
+        problems: &mut problems,
+    };
+    let value = read(&mut fields);
+    fields.refuse_the_rest();
+    if problems.0.is_empty() {
+        Ok(value)
+    } else {
+        Err(InvalidDefinition(problems.0))
+    }
+}
+
 /// The fields of one object that have not been read yet. Reading a null is reading nothing.
-pub(super) struct Fields<'a> {
+pub(in crate::domain) struct Fields<'a> {
     /// The path of the object, empty or ending in a dot.
-    pub(super) at: String,
-    pub(super) map: Map<String, Value>,
-    pub(super) problems: &'a mut Problems,
+    pub(in crate::domain) at: String,
+    pub(in crate::domain) map: Map<String, Value>,
+    pub(in crate::domain) problems: &'a mut Problems,
 }
 
 impl Fields<'_> {
@@ -38,7 +80,7 @@ impl Fields<'_> {
         Some((format!("{}{key}", self.at), value))
     }
 
-    pub(super) fn required_line(&mut self, key: &str, chars_max: usize) -> String {
+    pub(in crate::domain) fn required_line(&mut self, key: &str, chars_max: usize) -> String {
         let missing = matches!(self.map.get(key), None | Some(Value::Null));
         if missing {
             self.problems
@@ -47,20 +89,47 @@ impl Fields<'_> {
         self.line(key, chars_max).unwrap_or_default()
     }
 
+    /// A text of so many characters, kept as it is.
+    pub(in crate::domain) fn required_text(
+        &mut self,
+        key: &str,
+        chars: std::ops::RangeInclusive<usize>,
+    ) -> String {
+        let Some((path, value)) = self.take(key) else {
+            let path = format!("{}{key}", self.at);
+            self.problems.add(&path, "is required");
+            return String::new();
+        };
+        let text = self.problems.text(&path, &value, *chars.end());
+        if text
+            .as_ref()
+            .is_some_and(|text| text.chars().count() < *chars.start())
+        {
+            let least = chars.start();
+            self.problems
+                .add(&path, &format!("is shorter than {least} characters"));
+        }
+        text.unwrap_or_default()
+    }
+
     /// A trimmed text of one line that says something.
-    pub(super) fn line(&mut self, key: &str, chars_max: usize) -> Option<String> {
+    pub(in crate::domain) fn line(&mut self, key: &str, chars_max: usize) -> Option<String> {
         let (path, value) = self.take(key)?;
         self.problems.line(&path, &value, chars_max)
     }
 
-    pub(super) fn text(&mut self, key: &str, chars_max: usize) -> String {
+    pub(in crate::domain) fn text(&mut self, key: &str, chars_max: usize) -> String {
         let text = self
             .take(key)
             .and_then(|(path, value)| self.problems.text(&path, &value, chars_max));
         text.unwrap_or_default()
     }
 
-    pub(super) fn choice<T: Copy>(&mut self, key: &str, choices: &[(&str, T)]) -> Option<T> {
+    pub(in crate::domain) fn choice<T: Copy>(
+        &mut self,
+        key: &str,
+        choices: &[(&str, T)],
+    ) -> Option<T> {
         let (path, value) = self.take(key)?;
         let chosen = choices
             .iter()
@@ -74,7 +143,7 @@ impl Fields<'_> {
         chosen
     }
 
-    pub(super) fn boolean(&mut self, key: &str) -> Option<bool> {
+    pub(in crate::domain) fn boolean(&mut self, key: &str) -> Option<bool> {
         let (path, value) = self.take(key)?;
         value
             .as_bool()
@@ -82,7 +151,7 @@ impl Fields<'_> {
     }
 
     /// A whole number from 1 to `max`, which fits a u32.
-    pub(super) fn integer(&mut self, key: &str, max: u64) -> Option<u32> {
+    pub(in crate::domain) fn integer(&mut self, key: &str, max: u64) -> Option<u32> {
         let (path, value) = self.take(key)?;
         let number = value
             .as_u64()
@@ -94,7 +163,7 @@ impl Fields<'_> {
         })
     }
 
-    pub(super) fn number(&mut self, key: &str, min: f64, max: f64) -> Option<f64> {
+    pub(in crate::domain) fn number(&mut self, key: &str, min: f64, max: f64) -> Option<f64> {
         let (path, value) = self.take(key)?;
         let number = value.as_f64().filter(|number| (min..=max).contains(number));
         number.or_else(|| {
@@ -103,7 +172,7 @@ impl Fields<'_> {
         })
     }
 
-    pub(super) fn object(&mut self, key: &str) -> Option<Fields<'_>> {
+    pub(in crate::domain) fn object(&mut self, key: &str) -> Option<Fields<'_>> {
         let (path, value) = self.take(key)?;
         match value {
             Value::Object(map) => Some(Fields {
@@ -116,7 +185,7 @@ impl Fields<'_> {
     }
 
     /// An object whose content is the author's own business, within what can be stored and shown.
-    pub(super) fn json_object(&mut self, key: &str) -> Option<Map<String, Value>> {
+    pub(in crate::domain) fn json_object(&mut self, key: &str) -> Option<Map<String, Value>> {
         let (path, value) = self.take(key)?;
         self.problems.storable(&path, &value, 0);
         let bytes = value.to_string().len();
@@ -132,7 +201,7 @@ impl Fields<'_> {
         }
     }
 
-    pub(super) fn list<T>(
+    pub(in crate::domain) fn list<T>(
         &mut self,
         key: &str,
         items_max: usize,
@@ -155,7 +224,7 @@ impl Fields<'_> {
         items
     }
 
-    pub(super) fn tool_names(&mut self) -> Vec<String> {
+    pub(in crate::domain) fn tool_names(&mut self) -> Vec<String> {
         let items = self.items("tools", TOOLS_MAX);
         items
             .iter()
@@ -190,7 +259,7 @@ impl Fields<'_> {
         }
     }
 
-    pub(super) fn refuse_the_rest(self) {
+    pub(in crate::domain) fn refuse_the_rest(self) {
         for key in self.map.keys() {
             self.problems.add(
                 &format!("{}{}", self.at, shown(key)),
@@ -200,10 +269,10 @@ impl Fields<'_> {
     }
 }
 
-pub(super) struct Problems(pub(super) Vec<FieldError>);
+pub(in crate::domain) struct Problems(pub(in crate::domain) Vec<FieldError>);
 
 impl Problems {
-    pub(super) fn add(&mut self, path: &str, message: &str) {
+    pub(in crate::domain) fn add(&mut self, path: &str, message: &str) {
         self.0.push(FieldError {
             path: path.to_owned(),
             message: message.to_owned(),
@@ -211,7 +280,12 @@ impl Problems {
     }
 
     /// Always `None`, so that a reader can end with it.
-    pub(super) fn expected<T>(&mut self, path: &str, what: &str, got: &Value) -> Option<T> {
+    pub(in crate::domain) fn expected<T>(
+        &mut self,
+        path: &str,
+        what: &str,
+        got: &Value,
+    ) -> Option<T> {
         let got = match got {
             Value::Null => "null",
             Value::Bool(_) => "a boolean",
@@ -280,14 +354,19 @@ impl Problems {
         Some(name)
     }
 
-    pub(super) fn boolean_if_present(&mut self, map: &Map<String, Value>, at: &str, key: &str) {
+    pub(in crate::domain) fn boolean_if_present(
+        &mut self,
+        map: &Map<String, Value>,
+        at: &str,
+        key: &str,
+    ) {
         if let Some(value) = map.get(key).filter(|value| !value.is_boolean()) {
             self.expected::<()>(&format!("{at}.{key}"), "a boolean", value);
         }
     }
 
     /// NUL is not asked for: all of `config` has been checked for it.
-    pub(super) fn text_if_present(
+    pub(in crate::domain) fn text_if_present(
         &mut self,
         map: &Map<String, Value>,
         at: &str,
@@ -308,7 +387,7 @@ impl Problems {
         }
     }
 
-    pub(super) fn object_if_present<'m>(
+    pub(in crate::domain) fn object_if_present<'m>(
         &mut self,
         map: &'m Map<String, Value>,
         at: &str,
@@ -380,7 +459,7 @@ fn is_writable(number: &Number) -> bool {
 /// A key as it may stand in an error: a client's own text, so bounded and on one line.
 fn shown(key: &str) -> String {
     key.chars()
-        .take(NAME_CHARS_MAX)
+        .take(KEY_CHARS_SHOWN)
         .map(|c| if is_line_breaking(c) { '\u{fffd}' } else { c })
         .collect()
 }
