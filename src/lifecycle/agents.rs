@@ -40,7 +40,7 @@ pub async fn create(
     workspace: WorkspaceId,
     definition: &AgentDefinition,
 ) -> Result<Agent, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let id = AgentId::new();
     insert_published(&mut tx, workspace, id, Template::Custom, definition).await?;
     let agent = existing(&mut tx, workspace, id).await?;
@@ -54,7 +54,7 @@ pub async fn create_draft(
     workspace: WorkspaceId,
     definition: &AgentDefinition,
 ) -> Result<Agent, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let id = AgentId::new();
     agents::insert(&mut tx, workspace, id, Template::Custom, definition).await?;
     agents::save_draft_if_revision(&mut tx, workspace, id, 0, definition).await?;
@@ -71,7 +71,7 @@ pub async fn patch(
     revision: i64,
     patch: &Value,
 ) -> Result<Agent, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     lock_at(&mut tx, workspace, id, Some(revision)).await?;
     let before = existing(&mut tx, workspace, id).await?;
     let draft = before.draft.patched(patch)?;
@@ -92,7 +92,7 @@ pub async fn publish(
     id: AgentId,
     revision: Option<i64>,
 ) -> Result<Agent, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     lock_at(&mut tx, workspace, id, revision).await?;
     agents::publish_locked(&mut tx, workspace, id).await?;
     let agent = existing(&mut tx, workspace, id).await?;
@@ -107,7 +107,7 @@ pub async fn delete(
     id: AgentId,
     revision: Option<i64>,
 ) -> Result<(), EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     match lock_at(&mut tx, workspace, id, revision).await? {
         Template::Default => return Err(EditError::DefaultIsKept),
         Template::Custom => {}
@@ -180,7 +180,7 @@ pub async fn create_workspace_with(
     name: &str,
     member: Option<&NewMember<'_>>,
 ) -> Result<(WorkspaceId, Option<Member>), CreateWorkspaceError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let id = insert_workspace(&mut tx, slug, name, &assistant()).await?;
     let member = match member {
         Some(new) => members::insert(&mut tx, id, new).await?,

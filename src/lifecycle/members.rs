@@ -42,7 +42,7 @@ pub async fn create(
     new: &NewMember<'_>,
 ) -> Result<Member, MemberError> {
     within(by, new.role)?;
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let member = insert(&mut tx, workspace, new).await?;
     let member = member.ok_or(MemberError::NameTaken)?;
     tx.commit().await?;
@@ -80,7 +80,7 @@ pub async fn change(
     role: Option<Role>,
     password_hash: Option<&str>,
 ) -> Result<Member, MemberError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let before = members::lock(&mut tx, workspace, id).await?;
     within(by, before.ok_or(MemberError::NotFound)?)?;
     within(by, role.unwrap_or(by))?;
@@ -100,7 +100,7 @@ pub async fn remove(
     by: Role,
     id: MemberId,
 ) -> Result<(), MemberError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let before = members::lock(&mut tx, workspace, id).await?;
     within(by, before.ok_or(MemberError::NotFound)?)?;
     members::delete_locked(&mut tx, workspace, id).await?;

@@ -45,7 +45,7 @@ pub async fn wait(
     let token = is_external.then(new_token);
     let hash = token.as_deref().map(token_hash);
     let waited = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let Some(mut task) = lock_claimed(&mut tx, claim).await? else {
             return Ok(Waited::Stale);
         };

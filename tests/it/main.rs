@@ -13,6 +13,7 @@ mod api_stream;
 mod api_tasks;
 mod awaits;
 mod bus;
+mod cancelled;
 mod chaos;
 mod commands;
 mod configured_tools;
