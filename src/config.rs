@@ -27,6 +27,7 @@ pub struct Config {
     pub prompts_dir: Option<PathBuf>,
     pub database: Database,
     pub server: Server,
+    pub limits: Limits,
     pub auth: Auth,
     pub credentials: Credentials,
     pub llm: Llm,
@@ -62,6 +63,18 @@ pub struct Server {
     pub body_limit_bytes: usize,
     pub request_timeout_seconds: u64,
     pub cors_origins: Vec<String>,
+    /// Proxies in front of the service whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: u32,
+}
+
+/// Budgets of one process (P-8).
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// 0 = unlimited.
+    pub workspace_requests_per_minute: u32,
+    pub login_attempts_per_source_per_minute: u32,
+    pub login_attempts_per_account_per_minute: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -75,6 +88,9 @@ pub struct Auth {
     pub issuer: String,
     pub audience: String,
     pub leeway_seconds: u64,
+    pub session_hours: u32,
+    /// Whether cookies are for https only, whatever a proxy says.
+    pub secure_cookies: bool,
 }
 
 /// The algorithm that tokens must use; what a token says about itself does not count (P-3).

@@ -1,4 +1,5 @@
-//! Who is calling, for which workspace, in which role (P-3, P-6).
+//! Who is calling, for which workspace, in which role (P-3, P-4, P-6): by a token that somebody signed, by an API key, or by
+//! the cookie of a log-in. A request that has an `Authorization` header is judged by that alone.
 //!
 //! Authentication is an argument of each handler: a route without `Caller` is public, and the test that walks all routes
 //! knows those by name. The configuration pins the algorithm; nothing in a token chooses how it is checked. Only the
@@ -6,12 +7,15 @@
 //! serde_json's `arbitrary_precision`, so [`judge`] checks every claim itself.
 //! Deliberately absent: any reason in the 401, and any way to name a workspace other than the claim.
 
+pub mod cookie;
 mod keys;
 
 use super::App;
 use super::error::Error;
 use crate::config;
-use crate::domain::ids::WorkspaceId;
+use crate::domain::ids::{ApiKeyId, MemberId, SessionId, WorkspaceId};
+pub use crate::domain::role::Role;
+use crate::lifecycle::{api_keys, passwords::Passwords, wait::token_hash};
 use crate::store;
 use axum::extract::FromRequestParts;
 use axum::http::header;
@@ -26,44 +30,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
-/// What a token allows. Each role may do all that the ones before it may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Runs tasks.
-    Member,
-    /// Manages agents, tools, credentials, members.
-    Admin,
-    /// Manages the service itself.
-    Operator,
-}
-
-impl Role {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Role::Member => "member",
-            Role::Admin => "admin",
-            Role::Operator => "operator",
-        }
-    }
-}
-
-impl std::str::FromStr for Role {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "member" => Ok(Role::Member),
-            "admin" => Ok(Role::Admin),
-            "operator" => Ok(Role::Operator),
-            other => Err(format!(
-                "{other} is not a role; use member, admin or operator"
-            )),
-        }
-    }
-}
-
-/// Proof of a valid token of a live workspace.
+/// Proof of a valid token, key or session of a live workspace.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub workspace: WorkspaceId,
@@ -71,6 +38,30 @@ pub struct Caller {
     pub role: Role,
     /// Unix time in seconds, leeway included. Whoever serves one request for long stops then.
     pub expires_at: i64,
+    pub credential: Credential,
+}
+
+/// What a caller was known by.
+#[derive(Clone)]
+pub enum Credential {
+    Token,
+    ApiKey(ApiKeyId),
+    Session {
+        member: MemberId,
+        id: SessionId,
+        /// What writes must name.
+        csrf: String,
+    },
+}
+
+impl std::fmt::Debug for Credential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Credential::Token => f.write_str("Token"),
+            Credential::ApiKey(id) => write!(f, "ApiKey({id})"),
+            Credential::Session { id, .. } => write!(f, "Session({id})"),
+        }
+    }
 }
 
 /// A caller whose role is admin or operator.
@@ -85,8 +76,22 @@ impl FromRequestParts<App> for Caller {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
-        let token = bearer(parts).ok_or(Error::Unauthenticated)?;
-        app.auth.authenticate(&app.pool, token).await
+        let caller = if parts.headers.contains_key(header::AUTHORIZATION) {
+            let token = bearer(parts).ok_or(Error::Unauthenticated)?;
+            match token.starts_with(api_keys::PREFIX) {
+                true => app.auth.of_api_key(&app.pool, token).await?,
+                false => app.auth.of_token(&app.pool, token).await?,
+            }
+        } else {
+            let token = cookie::read(&parts.headers).ok_or(Error::Unauthenticated)?;
+            let caller = app.auth.of_session(&app.pool, token).await?;
+            if !cookie::admits(&parts.method, &parts.headers, token) {
+                return Err(Error::CsrfFailed);
+            }
+            caller
+        };
+        app.limits.admit_request(caller.workspace, Instant::now())?;
+        Ok(caller)
     }
 }
 
@@ -130,6 +135,7 @@ pub struct Auth {
     keys: Keys,
     expected: Expected,
     live: LiveWorkspaces,
+    pub passwords: Passwords,
 }
 
 /// Why the service can not start with this `auth` section.
@@ -163,10 +169,11 @@ impl Auth {
             keys,
             expected,
             live: LiveWorkspaces::default(),
+            passwords: Passwords::default(),
         })
     }
 
-    async fn authenticate(&self, pool: &PgPool, token: &str) -> Result<Caller, Error> {
+    async fn of_token(&self, pool: &PgPool, token: &str) -> Result<Caller, Error> {
         let kid = jsonwebtoken::decode_header(token)
             .map_err(|_| Error::Unauthenticated)?
             .kid;
@@ -184,13 +191,46 @@ impl Auth {
         }
     }
 
-    /// Whether the workspace exists and is not deleted; up to 5 s old.
-    pub async fn is_live(
-        &self,
-        pool: &PgPool,
-        workspace: WorkspaceId,
-    ) -> Result<bool, store::Error> {
-        self.live.contains(pool, workspace).await
+    async fn of_api_key(&self, pool: &PgPool, key: &str) -> Result<Caller, Error> {
+        let holder = store::api_keys::by_hash_all_workspaces(pool, &token_hash(key)).await?;
+        let holder = holder.ok_or(Error::Unauthenticated)?;
+        Ok(Caller {
+            workspace: holder.workspace,
+            subject: format!("api-key:{}", holder.name),
+            role: holder.role,
+            expires_at: i64::MAX,
+            credential: Credential::ApiKey(holder.id),
+        })
+    }
+
+    /// The caller that a session's cookie stands for, before any guard against forged requests.
+    pub(super) async fn of_session(&self, pool: &PgPool, token: &str) -> Result<Caller, Error> {
+        let session = store::sessions::by_token_all_workspaces(pool, &token_hash(token)).await?;
+        let session = session.ok_or(Error::Unauthenticated)?;
+        Ok(Caller {
+            workspace: session.workspace,
+            subject: session.username,
+            role: session.role,
+            expires_at: session.expires_at.timestamp(),
+            credential: Credential::Session {
+                member: session.member,
+                id: session.id,
+                csrf: cookie::csrf_token(token),
+            },
+        })
+    }
+
+    /// Whether the caller would still be let in: the workspace (up to 5 s old), and the key or session.
+    pub async fn is_live(&self, pool: &PgPool, caller: &Caller) -> Result<bool, store::Error> {
+        let workspace = caller.workspace;
+        let credential = match caller.credential {
+            Credential::Token => true,
+            Credential::ApiKey(id) => store::api_keys::is_live(pool, workspace, id).await?,
+            Credential::Session { member, id, .. } => {
+                store::sessions::is_live(pool, workspace, member, id).await?
+            }
+        };
+        Ok(credential && self.live.contains(pool, workspace).await?)
     }
 }
 
@@ -254,6 +294,7 @@ fn judge(claims: Claims, expected: &Expected, now: i64) -> Option<Caller> {
         subject: claims.sub,
         role: claims.role,
         expires_at: (claims.exp + leeway) as i64,
+        credential: Credential::Token,
     })
 }
 

@@ -57,6 +57,18 @@ pub enum Error {
     /// One answer for every reason, so that it tells an attacker nothing.
     #[error("no valid token")]
     Unauthenticated,
+    /// One answer for unknown names and wrong passwords.
+    #[error("log-in failed")]
+    LoginFailed,
+    /// A write with a cookie that does not name the session's CSRF token.
+    #[error("no CSRF token")]
+    CsrfFailed,
+    /// `of` completes the sentence "There were too many requests …".
+    #[error("too many requests {of}")]
+    RateLimited {
+        retry_after: Duration,
+        of: &'static str,
+    },
     /// The caller's role is too low; holds the role that is needed.
     #[error("needs the role {0}")]
     Forbidden(&'static str),
@@ -147,6 +159,9 @@ impl Error {
         use Error::*;
         match self {
             Unauthenticated => (StatusCode::UNAUTHORIZED, "unauthenticated"),
+            LoginFailed => (StatusCode::UNAUTHORIZED, "login_failed"),
+            CsrfFailed => (StatusCode::FORBIDDEN, "csrf_failed"),
+            RateLimited { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limited"),
             Forbidden(_) => (StatusCode::FORBIDDEN, "forbidden"),
             NotFound => (StatusCode::NOT_FOUND, "not_found"),
             RouteNotFound => (StatusCode::NOT_FOUND, "route_not_found"),
@@ -176,7 +191,10 @@ impl Error {
     fn detail(&self) -> String {
         use Error::*;
         match self {
-            Unauthenticated => "Send a valid token as `Authorization: Bearer <token>`. `reconvene token` makes one.".into(),
+            Unauthenticated => "Send a valid token or API key as `Authorization: Bearer <token>`, or log in. `reconvene token` makes a token.".into(),
+            LoginFailed => "There is no such account, or the password is another one. Check the workspace, the name and the password.".into(),
+            CsrfFailed => "A write with a session's cookie needs its csrf_token, which GET /api/auth/me shows, in the header X-CSRF-Token.".into(),
+            RateLimited { of, .. } => format!("There were too many requests {of}. Repeat this one after the seconds in Retry-After."),
             Forbidden(role) => format!("This call needs a token with the role {role}."),
             NotFound => "There is nothing with this id in your workspace. Check the id and the workspace of the token.".into(),
             RouteNotFound => "There is no such route. /api/docs lists them all.".into(),
@@ -221,6 +239,10 @@ impl Error {
                 Some(Duration::from_secs(2))
             }
             Error::Timeout { .. } => Some(Duration::from_secs(5)),
+            // Rounded up: who comes back then is served.
+            Error::RateLimited { retry_after, .. } => {
+                Some(Duration::from_secs(retry_after.as_secs() + 1))
+            }
             _ => None,
         }
     }

@@ -6,6 +6,7 @@
 //! takes `AdminCaller` and declares `security(("bearer" = ["admin"]))`. `tests/it/tenancy.rs` holds both to it.
 
 pub mod agents;
+pub mod api_keys;
 pub mod auth;
 pub mod chat;
 pub mod configured_tools;
@@ -19,13 +20,19 @@ pub mod feed;
 pub mod flags;
 mod health;
 mod if_match;
+pub mod login;
+pub mod members;
 mod openapi;
 pub mod outage;
 mod page;
+mod paging;
+pub mod rate;
+mod secret;
 pub mod stream;
 pub mod tasks;
 pub mod tools;
 pub mod waits;
+pub mod workspaces;
 
 use crate::bus::Bus;
 use crate::config::Config;
@@ -66,6 +73,7 @@ pub struct App {
     pub outage: Arc<outage::Outage>,
     pub submitter: Submitter,
     pub auth: Arc<auth::Auth>,
+    pub limits: Arc<rate::Limits>,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
     /// What credentials are encrypted with.
@@ -154,6 +162,10 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(credentials::router())
         .merge(dead_events::router())
         .merge(flags::router())
+        .merge(login::router())
+        .merge(members::router())
+        .merge(api_keys::router())
+        .merge(workspaces::router())
 }
 
 /// Routes that answer for as long as the client listens.
@@ -204,7 +216,10 @@ fn cors(origins: &[String]) -> CorsLayer {
             header::IF_MATCH,
             HeaderName::from_static("idempotency-key"),
             HeaderName::from_static("last-event-id"),
+            HeaderName::from_static(auth::cookie::CSRF_HEADER),
         ])
+        // A console on another origin of the same site logs in with a cookie.
+        .allow_credentials(true)
         .expose_headers([
             header::ETAG,
             header::LOCATION,

@@ -3,7 +3,9 @@
 
 use super::error::{FieldError, Problem};
 use utoipa::openapi::path::{Operation, ParameterIn};
-use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
 use utoipa::openapi::{ContentBuilder, OpenApi as Document, Ref, RefOr, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
@@ -20,6 +22,7 @@ use utoipa::{Modify, OpenApi};
         (name = "tasks", description = "See, stop and delete tasks"),
         (name = "signals", description = "Report what tasks wait for"),
         (name = "agents", description = "Who does the work"),
+        (name = "auth", description = "Log in, and say who may"),
         (name = "tools", description = "What agents work with, and the secrets that it takes"),
         (name = "admin", description = "Look after the service"),
         (name = "service", description = "Health of this process"),
@@ -41,16 +44,21 @@ impl Modify for Bearer {
             .scheme(HttpAuthScheme::Bearer)
             .bearer_format("JWT")
             .description(Some(
-                "A JWT with `sub`, `ws` (workspace id), `role` (`member`, `admin`, `operator`), `exp`, `iss`, `aud`. \
+                "An API key (`rk_…`), or a JWT with `sub`, `ws` (workspace id), `role` (`member`, `admin`, `operator`), `exp`, `iss`, `aud`. \
                  A role named by an operation is the least that it needs. `reconvene token` makes one.",
             ))
             .build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("bearer", SecurityScheme::Http(scheme));
+        let cookie = ApiKeyValue::with_description(
+            "reconvene_session",
+            "The cookie of a log-in. Writes also send the session's `csrf_token` in the header `X-CSRF-Token`.",
+        );
+        components.add_security_scheme("cookie", SecurityScheme::ApiKey(ApiKey::Cookie(cookie)));
     }
 }
 
-/// Adds the problem answers.
+/// Adds the problem answers, and the cookie beside each token.
 pub fn complete(mut document: Document) -> Document {
     for item in document.paths.paths.values_mut() {
         let methods = [
@@ -62,6 +70,7 @@ pub fn complete(mut document: Document) -> Document {
         ];
         for operation in methods.into_iter().flatten() {
             add_problems(operation);
+            add_cookie(operation);
         }
     }
     document
@@ -92,10 +101,11 @@ fn add_problems(operation: &mut Operation) {
             "401",
             "No valid token (`unauthenticated`)",
         ),
+        (named_role, "403", "The role is too low (`forbidden`)"),
         (
-            named_role,
-            "403",
-            "The token's role is too low (`forbidden`)",
+            !securities.is_empty(),
+            "429",
+            "Too many requests of this workspace (`rate_limited`); see Retry-After",
         ),
         (
             has(ParameterIn::Path),
@@ -128,6 +138,20 @@ fn add_problems(operation: &mut Operation) {
                 .insert(status.to_owned(), problem(description));
         }
     }
+}
+
+/// Whoever may call with a token may call with a cookie.
+fn add_cookie(operation: &mut Operation) {
+    let Some(securities) = &mut operation.security else {
+        return;
+    };
+    let cookies = securities.iter().filter_map(|security| {
+        let value = serde_json::to_value(security).ok()?;
+        let roles: Vec<String> = serde_json::from_value(value.get("bearer")?.clone()).ok()?;
+        Some(SecurityRequirement::new("cookie", roles))
+    });
+    let cookies: Vec<_> = cookies.collect();
+    securities.extend(cookies);
 }
 
 fn problem(description: &str) -> RefOr<utoipa::openapi::Response> {

@@ -268,7 +268,7 @@ impl Follower {
         let live = self
             .app
             .auth
-            .is_live(&self.app.pool, workspace)
+            .is_live(&self.app.pool, &self.caller)
             .await
             .unwrap_or(true);
         let last_seq = feeds::last_seq(&self.app.pool, workspace, self.task).await;

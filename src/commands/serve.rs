@@ -1,7 +1,7 @@
 //! `serve`: the roles of one process, from start to the end of the grace.
 
 use super::{database, migrate};
-use crate::api::{self, App, auth::Auth, outage::Outage};
+use crate::api::{self, App, auth::Auth, outage::Outage, rate::Limits};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::domain::ids::ProcessId;
@@ -147,6 +147,7 @@ impl Service {
             bus,
             submitter: submitter.clone(),
             auth,
+            limits: Arc::new(Limits::new(&config.limits)),
             prompts: prompts.clone(),
             vault: vault.clone(),
             roles: names.into(),
@@ -197,8 +198,9 @@ impl Service {
         if let Some(listener) = listener {
             let (soft, hard) = (shutdown.soft.clone(), shutdown.hard.clone());
             parts.spawn(async move {
-                let server = axum::serve(listener, api::router(app))
-                    .with_graceful_shutdown(soft.cancelled_owned());
+                let router = api::router(app).into_make_service_with_connect_info::<SocketAddr>();
+                let server =
+                    axum::serve(listener, router).with_graceful_shutdown(soft.cancelled_owned());
                 tokio::select! {
                     result = server => if let Err(error) = result {
                         tracing::error!(%error, "the API ended: {error}");

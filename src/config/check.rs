@@ -14,6 +14,7 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
     let Config {
         database,
         server,
+        limits,
         auth,
         llm,
         worker,
@@ -55,7 +56,28 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
             server.request_timeout_seconds,
             1..=600,
         ),
+        (
+            "server.trusted_proxies",
+            server.trusted_proxies.into(),
+            0..=10,
+        ),
+        (
+            "limits.workspace_requests_per_minute",
+            limits.workspace_requests_per_minute.into(),
+            0..=100_000_000,
+        ),
+        (
+            "limits.login_attempts_per_source_per_minute",
+            limits.login_attempts_per_source_per_minute.into(),
+            1..=1_000_000,
+        ),
+        (
+            "limits.login_attempts_per_account_per_minute",
+            limits.login_attempts_per_account_per_minute.into(),
+            1..=1_000_000,
+        ),
         ("auth.leeway_seconds", auth.leeway_seconds, 0..=300),
+        ("auth.session_hours", auth.session_hours.into(), 1..=8760),
         ("llm.max_attempts", llm.max_attempts.into(), 1..=100),
         ("llm.timeout_seconds", llm.timeout_seconds, 1..=3600),
         (

@@ -104,6 +104,7 @@ fn every_leaf_is_overridden_by_its_variable() {
         ("auth.jwks", ("keys.json", &[("AUTH_ALGORITHM", "RS256")])),
         ("auth.issuer", ("me", &[])),
         ("auth.audience", ("you", &[])),
+        ("auth.secure_cookies", ("true", &[])),
         ("llm.provider", ("openai", &[("LLM_MODEL", "m")])),
         (
             "llm.base_url",

@@ -60,6 +60,12 @@ id! {
     ConfiguredToolId,
     /// One source-mode enumeration.
     BatchRunId,
+    /// A local user.
+    MemberId,
+    /// A log-in.
+    SessionId,
+    /// A key of a program.
+    ApiKeyId,
     /// A running process of this service.
     ProcessId,
 }

@@ -5,7 +5,9 @@
 
 use crate::domain::agent::{AgentDefinition, InvalidDefinition, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
+use crate::lifecycle::members::{self, NewMember};
 use crate::store::agents::{self, Agent};
+use crate::store::members::Member;
 use crate::store::{self, workspaces};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
@@ -38,7 +40,7 @@ pub async fn create(
     workspace: WorkspaceId,
     definition: &AgentDefinition,
 ) -> Result<Agent, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let id = AgentId::new();
     insert_published(&mut tx, workspace, id, Template::Custom, definition).await?;
     let agent = existing(&mut tx, workspace, id).await?;
@@ -52,7 +54,7 @@ pub async fn create_draft(
     workspace: WorkspaceId,
     definition: &AgentDefinition,
 ) -> Result<Agent, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let id = AgentId::new();
     agents::insert(&mut tx, workspace, id, Template::Custom, definition).await?;
     agents::save_draft_if_revision(&mut tx, workspace, id, 0, definition).await?;
@@ -69,7 +71,7 @@ pub async fn patch(
     revision: i64,
     patch: &Value,
 ) -> Result<Agent, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     lock_at(&mut tx, workspace, id, Some(revision)).await?;
     let before = existing(&mut tx, workspace, id).await?;
     let draft = before.draft.patched(patch)?;
@@ -90,7 +92,7 @@ pub async fn publish(
     id: AgentId,
     revision: Option<i64>,
 ) -> Result<Agent, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     lock_at(&mut tx, workspace, id, revision).await?;
     agents::publish_locked(&mut tx, workspace, id).await?;
     let agent = existing(&mut tx, workspace, id).await?;
@@ -105,7 +107,7 @@ pub async fn delete(
     id: AgentId,
     revision: Option<i64>,
 ) -> Result<(), EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     match lock_at(&mut tx, workspace, id, revision).await? {
         Template::Default => return Err(EditError::DefaultIsKept),
         Template::Custom => {}
@@ -167,10 +169,25 @@ pub async fn create_workspace(
     slug: &str,
     name: &str,
 ) -> Result<WorkspaceId, CreateWorkspaceError> {
-    let mut tx = pool.begin().await?;
-    let id = insert_workspace(&mut tx, slug, name, &assistant()).await?;
-    tx.commit().await?;
+    let (id, _) = create_workspace_with(pool, slug, name, None).await?;
     Ok(id)
+}
+
+/// [`create_workspace`], with a first member.
+pub async fn create_workspace_with(
+    pool: &PgPool,
+    slug: &str,
+    name: &str,
+    member: Option<&NewMember<'_>>,
+) -> Result<(WorkspaceId, Option<Member>), CreateWorkspaceError> {
+    let mut tx = store::begin(pool).await?;
+    let id = insert_workspace(&mut tx, slug, name, &assistant()).await?;
+    let member = match member {
+        Some(new) => members::insert(&mut tx, id, new).await?,
+        None => None,
+    };
+    tx.commit().await?;
+    Ok((id, member))
 }
 
 pub(super) async fn insert_workspace(

@@ -212,7 +212,7 @@ async fn commit_locked(
     new_prompts: &[(WorkspaceId, [u8; 32], Value)],
 ) -> Result<Written, store::Error> {
     store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let keys: Vec<TaskKey> = commits.iter().map(|c| c.claim.key.task_key()).collect();
         let tasks = store::tasks::lock(&mut tx, &keys).await?;
         let steps: Vec<StepKey> = commits.iter().map(|c| c.claim.key).collect();

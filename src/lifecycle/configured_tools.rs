@@ -55,7 +55,7 @@ pub async fn create(
     workspace: WorkspaceId,
     tool: &ConfiguredTool,
 ) -> Result<Stored, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let id = ConfiguredToolId::new();
     check_agents(&mut tx, workspace, tool, None).await?;
     if !configured_tools::insert_below(&mut tx, workspace, id, tool, TOOLS_MAX).await? {
@@ -76,7 +76,7 @@ pub async fn patch(
     patch: &Value,
     bases: &[Base],
 ) -> Result<Stored, EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     lock_at(&mut tx, workspace, id, Some(revision)).await?;
     let before = existing(&mut tx, workspace, id).await?;
     let tool = before.tool.patched(patch, bases)?;
@@ -99,7 +99,7 @@ pub async fn delete(
     id: ConfiguredToolId,
     revision: Option<i64>,
 ) -> Result<(), EditError> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     lock_at(&mut tx, workspace, id, revision).await?;
     configured_tools::delete_locked(&mut tx, workspace, id).await?;
     tx.commit().await?;

@@ -60,7 +60,7 @@ pub async fn create(
 ) -> Result<Credential, CredentialError> {
     let id = CredentialId::new();
     let sealed = vault.seal(place(workspace, id), &new.value)?;
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     credentials::insert(&mut tx, workspace, id, &new.name, &sealed).await?;
     let made = existing(&mut tx, workspace, id).await?;
     tx.commit().await?;
@@ -76,7 +76,7 @@ pub async fn replace(
     value: &SecretString,
 ) -> Result<Credential, CredentialError> {
     let sealed = vault.seal(place(workspace, id), value)?;
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     if !credentials::replace(&mut tx, workspace, id, &sealed).await? {
         return Err(CredentialError::NotFound);
     }
@@ -138,7 +138,7 @@ pub async fn reencrypt(pool: &PgPool, vault: &Vault) -> Result<Reencrypted, Cred
     let mut done = Reencrypted::default();
     let mut after = (WorkspaceId(Uuid::nil()), CredentialId(Uuid::nil()));
     loop {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let outdated =
             credentials::lock_outdated_all_workspaces(&mut tx, newest, after, BATCH).await?;
         let Some(last) = outdated.last() else {

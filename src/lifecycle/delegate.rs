@@ -47,7 +47,7 @@ pub async fn delegate(
     tree_size_max: u32,
 ) -> Result<Delegated, store::Error> {
     store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let key = claim.key.task_key();
         // Whoever adds to a tree holds its root, so that two calls count one after the other.
         let root = TaskKey {

@@ -32,7 +32,7 @@ pub async fn delete(
 ) -> Result<Option<u64>, store::Error> {
     let root = TaskKey { workspace, task };
     let result = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let Some(locked) = lock_tree(&mut tx, root, subtasks).await? else {
             return Ok(None);
         };

@@ -25,7 +25,7 @@ pub struct Demo {
 
 /// The demo workspace, made if it is not there.
 pub async fn seed_demo(pool: &PgPool) -> Result<Demo, store::Error> {
-    let mut tx = pool.begin().await?;
+    let mut tx = store::begin(pool).await?;
     let workspace = match insert_workspace(&mut tx, SLUG, "Demo", &lead()).await {
         Ok(workspace) => workspace,
         Err(CreateWorkspaceError::SlugTaken(_)) => existing(&mut tx).await?,

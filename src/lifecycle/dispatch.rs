@@ -61,7 +61,7 @@ impl Dispatcher {
         desk: Option<&Desk>,
     ) -> Result<Progress, store::Error> {
         let together = store::retry_conflicts!(async {
-            let mut tx = pool.begin().await?;
+            let mut tx = store::begin(pool).await?;
             let due =
                 store::events::lock_due_with_tasks_all_workspaces(&mut tx, self.batch).await?;
             if due.is_empty() {
@@ -119,7 +119,7 @@ impl Dispatcher {
         let mut done = 0;
         // Each round commits what it took, so that the same event is not taken twice.
         while done < self.batch {
-            let mut tx = pool.begin().await?;
+            let mut tx = store::begin(pool).await?;
             let due = store::events::lock_due_with_tasks_all_workspaces(&mut tx, 1).await?;
             let Some(Due { event, .. }) = due.first() else {
                 break;

@@ -45,7 +45,7 @@ async fn run(
     dispatcher: Option<(&Dispatcher, Option<&Desk>)>,
 ) -> Result<Progress, store::Error> {
     let (signals, events, handled) = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let (signals, awaits) =
             store::signals::lock_pending_with_awaits_all_workspaces(&mut tx, batch).await?;
         if signals.is_empty() {

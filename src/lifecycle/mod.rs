@@ -9,6 +9,7 @@
 //! lock. A deadlock or a lost race rolls back and is tried again.
 
 pub mod agents;
+pub mod api_keys;
 pub mod checkpoint;
 pub mod claim;
 pub mod complete_awaits;
@@ -21,7 +22,10 @@ pub mod desk;
 pub mod dispatch;
 mod finish;
 pub mod forget;
+pub mod log_in;
 pub mod match_signals;
+pub mod members;
+pub mod passwords;
 pub mod requeue;
 mod resume;
 pub mod revive;

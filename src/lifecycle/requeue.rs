@@ -39,7 +39,7 @@ pub async fn reap(
     attempts_max: u32,
 ) -> Result<Progress, store::Error> {
     let (n, changes) = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let expired = store::steps::expired_all_workspaces(&mut tx, batch).await?;
         if expired.is_empty() {
             return Ok((0, Changes::default()));

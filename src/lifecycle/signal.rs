@@ -48,7 +48,7 @@ pub async fn call_back(
     payload: Option<Value>,
 ) -> Result<Option<Received>, store::Error> {
     let received = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let Some(awaited) = store::awaits::by_callback_all_workspaces(&mut tx, &token_hash).await?
         else {
             return Ok(None);
@@ -79,7 +79,7 @@ pub async fn call_back(
 /// Matches at most `batch` external signals with waits that have been registered for them, in one transaction.
 pub async fn match_early(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progress, store::Error> {
     let matched = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let found = store::signals::lock_external_with_await_all_workspaces(&mut tx, batch).await?;
         if found.is_empty() {
             return Ok(0);

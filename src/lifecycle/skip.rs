@@ -24,7 +24,7 @@ pub async fn skip(
 ) -> Result<Option<usize>, store::Error> {
     let key = TaskKey { workspace, task };
     let skipped = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let locked = store::tasks::lock(&mut tx, &[key]).await?.pop();
         if locked.is_none_or(|t| t.deleted) {
             return Ok(None);

@@ -134,7 +134,7 @@ async fn submit_batch(
             }
             return Ok((batch.results(), changes, true));
         }
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let mut batch = Batch::load(&mut tx, messages).await?;
         batch.reserve(&mut tx).await?;
         let woke = batch.settle_waits(&mut tx).await?;

@@ -35,7 +35,7 @@ fn judge(source: SourceType, child: Option<TaskStatus>) -> Verdict {
 /// Handles at most `batch` due awaits. A read error changes nothing.
 pub async fn time_out(pool: &PgPool, hub: &Hub, batch: u32) -> Result<Progress, store::Error> {
     let (due, closed) = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let due = store::awaits::due_all_workspaces(&mut tx, batch).await?;
         let mut alive = Vec::new();
         let mut settlements = Vec::new();

@@ -45,7 +45,7 @@ pub async fn wait(
     let token = is_external.then(new_token);
     let hash = token.as_deref().map(token_hash);
     let waited = store::retry_conflicts!(async {
-        let mut tx = pool.begin().await?;
+        let mut tx = store::begin(pool).await?;
         let Some(mut task) = lock_claimed(&mut tx, claim).await? else {
             return Ok(Waited::Stale);
         };
@@ -116,7 +116,7 @@ pub async fn wait(
 }
 
 /// 32 bytes from the operating system's source of randomness, 244 bits of which are free (two random UUIDs).
-fn new_token() -> String {
+pub(super) fn new_token() -> String {
     let bytes = [Uuid::new_v4().into_bytes(), Uuid::new_v4().into_bytes()].concat();
     URL_SAFE_NO_PAD.encode(bytes)
 }

@@ -5,6 +5,7 @@
 //! of a queue, and a planner whose statistics are from a time when the queue was short reads all of it for each batch.
 
 pub mod agents;
+pub mod api_keys;
 pub mod awaits;
 pub mod bus;
 pub mod changes;
@@ -16,8 +17,10 @@ pub mod flags;
 pub mod health;
 pub mod idempotency;
 pub mod items;
+pub mod members;
 pub mod prompts;
 pub mod queues;
+pub mod sessions;
 pub mod signals;
 pub mod steps;
 pub mod task_trees;
@@ -25,7 +28,13 @@ pub mod task_views;
 pub mod tasks;
 pub mod workspaces;
 
-use std::time::Duration;
+use sqlx::{PgPool, Postgres, Transaction};
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::runtime::Handle;
 
 /// One column of a batch, as `unnest` wants it.
 fn column<T, R>(rows: impl IntoIterator<Item = T>, value: impl FnMut(T) -> R) -> Vec<R> {
@@ -88,6 +97,44 @@ impl Error {
         match self {
             Self::Db(sqlx::Error::Database(e)) => e.constraint(),
             Self::Db(_) | Self::Raced | Self::Illegal(_) | Self::Corrupt { .. } => None,
+        }
+    }
+}
+
+/// Begins a transaction, which is rolled back if it is dropped.
+///
+/// Not [`PgPool::begin`]: when that one is dropped while its BEGIN is under way, the pool gets back a connection with a
+/// transaction open that nobody knows of, and what is written on it next without one of its own is not committed. Here the
+/// beginning goes on by itself, and is undone.
+pub async fn begin(pool: &PgPool) -> Result<Transaction<'static, Postgres>, Error> {
+    let pool = pool.clone();
+    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    let begun = async move { pool.begin().await };
+    Ok(Unbroken(Some(Box::pin(begun))).await?)
+}
+
+/// A future that goes on without its caller when it is dropped before its end.
+struct Unbroken<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+
+impl<F: Future<Output: Send> + Send + 'static> Future for Unbroken<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(future) = &mut self.0 else {
+            return Poll::Pending;
+        };
+        let polled = future.as_mut().poll(context);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for Unbroken<F> {
+    fn drop(&mut self) {
+        if let (Some(future), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(future);
         }
     }
 }

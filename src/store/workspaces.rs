@@ -1,4 +1,4 @@
-//! Workspaces: the rows that everything else belongs to. There is no function here that lists them for a caller.
+//! Workspaces: the rows that everything else belongs to. Only operators may see a list of them.
 
 use super::Error;
 use crate::domain::ids::WorkspaceId;
@@ -50,5 +50,22 @@ pub async fn get(conn: &mut PgConnection, id: WorkspaceId) -> Result<Option<Work
         id.0
     )
     .fetch_optional(conn)
+    .await?)
+}
+
+/// In order of creation, after the workspace `after`.
+pub async fn list_all(
+    conn: &mut PgConnection,
+    after: Option<WorkspaceId>,
+    limit: i64,
+) -> Result<Vec<Workspace>, Error> {
+    Ok(sqlx::query_as!(
+        Workspace,
+        r#"select id as "id: WorkspaceId", slug, name, created_at from workspaces
+        where deleted_at is null and ($1::uuid is null or id > $1) order by id limit $2"#,
+        after.map(|after| after.0),
+        limit
+    )
+    .fetch_all(conn)
     .await?)
 }

@@ -9,7 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::jwk::{Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
-use reconvene::api::auth::Role;
+use reconvene::api::auth::{Caller, Credential, Role};
 use reconvene::config::{self, Config};
 use reconvene::domain::ids::WorkspaceId;
 use serde_json::{Value, json};
@@ -319,7 +319,14 @@ async fn public_keys_from_a_file() {
                 refused(&query(signed(key, other, Some(kid), &good)).await);
             }
         }
-        assert!(api.app.auth.is_live(&pool, workspace).await.unwrap());
+        let caller = Caller {
+            workspace,
+            subject: "ada".into(),
+            role: Role::Member,
+            expires_at: i64::MAX,
+            credential: Credential::Token,
+        };
+        assert!(api.app.auth.is_live(&pool, &caller).await.unwrap());
         let issued = reconvene::api::auth::issue(
             &api.app.config.auth,
             workspace,

@@ -5,6 +5,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use reconvene::api::auth::{Auth, Role, issue};
 use reconvene::api::outage::Outage;
+use reconvene::api::rate::Limits;
 use reconvene::api::{App, router};
 use reconvene::bus::Bus;
 use reconvene::config::Config;
@@ -51,6 +52,7 @@ impl Api {
             bus,
             submitter: Submitter::start(pool.clone(), hub.clone()),
             auth: Arc::new(Auth::new(&config.auth).expect("a usable auth section")),
+            limits: Arc::new(Limits::new(&config.limits)),
             prompts: Arc::new(Prompts::load(None).expect("the compiled-in prompts")),
             vault: Arc::new(Vault::from_config(&config.credentials)),
             pool: pool.clone(),

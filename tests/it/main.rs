@@ -3,6 +3,7 @@
     reason = "tests find their database in the environment"
 )]
 
+mod accounts;
 mod agents;
 mod agents_api;
 mod api_auth;
@@ -12,6 +13,7 @@ mod api_stream;
 mod api_tasks;
 mod awaits;
 mod bus;
+mod cancelled;
 mod chaos;
 mod commands;
 mod configured_tools;

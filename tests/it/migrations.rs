@@ -235,6 +235,12 @@ async fn filled() -> (Engine, Gate, TaskId) {
         insert into stream_chunks (workspace_id, task_id, turn, text) select workspace_id, id, 1, 'x' from tasks;
         insert into processes (id, roles, host, pid) values (gen_random_uuid(), '{api}', 'h', 1);
         insert into runtime_flags (key, value, changed_by) values ('k', 'true', 'ada');
+        insert into members (workspace_id, id, username, role, password_hash)
+            select id, id, 'ada', 'admin', 'x' from workspaces;
+        insert into sessions (workspace_id, member_id, id, token_hash, expires_at)
+            select id, id, id, sha256(id::text::bytea), now() from workspaces;
+        insert into api_keys (workspace_id, id, name, role, prefix, key_hash, created_by)
+            select id, id, 'k', 'member', 'rk_', sha256(id::text::bytea), 'ada' from workspaces;
         insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'c', 'k', '' from workspaces;
         insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
             select id, id, 't', 'ask_user', '', '{}' from workspaces;

@@ -3,8 +3,8 @@
 use crate::{
     engine::{Engine, Process, until},
     forced::{
-        ByHand, Family, Hold, agent_with, decide_steps, delegate, expire_leases, resume_messages,
-        stopping, until_waiting,
+        ByHand, Family, Hold, agent_with, decide_steps, delegate, expire_leases, match_only,
+        resume_messages, stopping, until_waiting,
     },
     stub_llm::Reply,
 };
@@ -134,7 +134,7 @@ async fn two_dispatchers_resume_a_parent_once() {
     let engine = Engine::scripted_with(|_| {}).await;
     let by_hand = ByHand::of(&engine);
     let family = ended_pair(&engine, &by_hand).await;
-    by_hand.orchestrator.match_signals().await.unwrap();
+    match_only(&engine).await;
     sqlx::query(
         "insert into orchestrator_events (workspace_id, task_id, kind, group_id)
         select workspace_id, task_id, 'await_completed', id from await_groups",

@@ -7,19 +7,25 @@ use crate::http::{Answer, Api, agent, group, request, step, task, user_message, 
 use axum::http::Method;
 use reconvene::api::auth::Role;
 use reconvene::domain::ids::{
-    AgentId, BatchRunId, ConfiguredToolId, CredentialId, TaskId, WorkspaceId,
+    AgentId, ApiKeyId, BatchRunId, ConfiguredToolId, CredentialId, MemberId, TaskId, WorkspaceId,
 };
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
 /// Routes that need no token.
-const PUBLIC: [&str; 3] = ["/healthz", "/readyz", "/api/callbacks/{token}"];
+const PUBLIC: [&str; 4] = [
+    "/healthz",
+    "/readyz",
+    "/api/callbacks/{token}",
+    "/api/auth/login",
+];
 /// Routes for operators, who look after all workspaces: there is no foreign thing to them (P-6).
-const OF_ALL_WORKSPACES: [&str; 4] = [
+const OF_ALL_WORKSPACES: [&str; 5] = [
     "/api/admin/dead-events",
     "/api/admin/dead-events/{id}/retry",
     "/api/admin/runtime-flags",
     "/api/admin/runtime-flags/{key}",
+    "/api/admin/workspaces",
 ];
 
 struct Route {
@@ -127,6 +133,8 @@ struct Things {
     credential: CredentialId,
     configured_tool: ConfiguredToolId,
     dead_event: i64,
+    member: MemberId,
+    api_key: ApiKeyId,
 }
 
 async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
@@ -179,6 +187,22 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
     .fetch_one(pool)
     .await
     .unwrap();
+    let (member, api_key) = (MemberId::new(), ApiKeyId::new());
+    sqlx::query("insert into members (workspace_id, id, username, role, password_hash) values ($1, $2, 'eve', 'member', 'x')")
+        .bind(workspace)
+        .bind(member)
+        .execute(pool)
+        .await
+        .unwrap();
+    sqlx::query(
+        "insert into api_keys (workspace_id, id, name, role, prefix, key_hash, created_by)
+        values ($1, $2, 'k', 'member', 'rk_', sha256($2::text::bytea), 'ada')",
+    )
+    .bind(workspace)
+    .bind(api_key)
+    .execute(pool)
+    .await
+    .unwrap();
     Things {
         task,
         agent,
@@ -186,6 +210,8 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         credential,
         configured_tool,
         dead_event,
+        member,
+        api_key,
     }
 }
 
@@ -198,6 +224,8 @@ impl Things {
             credential: CredentialId::new(),
             configured_tool: ConfiguredToolId::new(),
             dead_event: i64::MAX,
+            member: MemberId::new(),
+            api_key: ApiKeyId::new(),
         }
     }
 
@@ -210,6 +238,8 @@ impl Things {
             }
             "token" | "key" => Some("guess".to_owned()),
             "id" if path.starts_with("/api/agents/") => Some(self.agent.to_string()),
+            "id" if path.starts_with("/api/members/") => Some(self.member.to_string()),
+            "id" if path.starts_with("/api/api-keys/") => Some(self.api_key.to_string()),
             "id" if path.starts_with("/api/credentials/") => Some(self.credential.to_string()),
             "id" if path.starts_with("/api/configured-tools/") => {
                 Some(self.configured_tool.to_string())
@@ -343,6 +373,8 @@ async fn another_workspaces_things_do_not_exist() {
             for id in [
                 foreign.task.to_string(),
                 foreign.agent.to_string(),
+                foreign.member.to_string(),
+                foreign.api_key.to_string(),
                 foreign.credential.to_string(),
                 foreign.configured_tool.to_string(),
                 ours.to_string(),
