@@ -4,7 +4,7 @@
 //! longer holds its step is dropped, and nothing of it remains (T-11). Nearly every decision finds its task as it was
 //! claimed, so decisions are first written as if all did: one statement, which undoes itself if one does not.
 
-use super::{Draft, announce, event, finish, is_live};
+use super::{Draft, announce, event, finish, is_live, together_or_each};
 use crate::{
     domain::{
         decision::{Decision, ToolCall, Usage},
@@ -12,7 +12,7 @@ use crate::{
         step::{Claim, StepKey, StepStatus},
         task::{Failure, TaskKey, TaskState},
     },
-    runtime::{Batcher, Causes, Hub},
+    runtime::{Batcher, Hub},
     store::{
         self,
         changes::{
@@ -101,7 +101,12 @@ impl Checkpointer {
         let known = Arc::new(Mutex::new(HashSet::new()));
         let batcher = Batcher::start(batch, 1, move |commits: Vec<Commit>| {
             let (pool, hub, known) = (pool.clone(), hub.clone(), known.clone());
-            async move { commit_each(&pool, &hub, &known, lease_secs, commits).await }
+            async move {
+                together_or_each(&commits, |some| {
+                    Box::pin(commit_batch(&pool, &hub, &known, lease_secs, some))
+                })
+                .await
+            }
         });
         Self { batcher }
     }
@@ -114,32 +119,6 @@ impl Checkpointer {
 }
 
 type KnownPrompts = Mutex<HashSet<(WorkspaceId, [u8; 32])>>;
-
-/// Commits all results together; if the database refuses that, each by itself, so that one bad result harms no other.
-async fn commit_each(
-    pool: &PgPool,
-    hub: &Hub,
-    known: &KnownPrompts,
-    lease_secs: u32,
-    commits: Vec<Commit>,
-) -> Vec<Result<Committed, Arc<store::Error>>> {
-    match commit_batch(pool, hub, known, lease_secs, &commits).await {
-        Ok(done) => done.into_iter().map(Ok).collect(),
-        Err(error) if commits.len() == 1 || error.is_unavailable() => {
-            let error = Arc::new(error);
-            commits.iter().map(|_| Err(error.clone())).collect()
-        }
-        Err(error) => {
-            tracing::warn!(error = %Causes(&error), "a batch of {} results was refused, committing one by one", commits.len());
-            let mut results = Vec::with_capacity(commits.len());
-            for commit in commits {
-                let one = commit_batch(pool, hub, known, lease_secs, &[commit]).await;
-                results.push(one.map(|mut d| d.remove(0)).map_err(Arc::new));
-            }
-            results
-        }
-    }
-}
 
 async fn commit_batch(
     pool: &PgPool,

@@ -43,14 +43,16 @@ use crate::{
         step::{Claim, StepStatus},
         task::{TaskKey, TaskState, TaskStatus},
     },
-    runtime::{Hub, Work},
+    runtime::{Causes, Hub, Work},
     store::{
         self,
         changes::{Changes, EventKind, ItemKind, NewEvent, NewItem, TaskChange},
     },
 };
+use futures::future::BoxFuture;
 use serde_json::Value;
 use sqlx::PgConnection;
+use std::sync::Arc;
 
 impl TaskChange {
     fn of(state: TaskState) -> Self {
@@ -140,6 +142,30 @@ async fn lock_claimed(
 /// Whether the task still is what the claim was made for. A deleted task goes on to its end (T-34).
 fn is_live(state: &TaskState, claim: &Claim) -> bool {
     state.status == TaskStatus::Running && state.stop_generation == claim.stop_generation
+}
+
+/// Writes all `items` together; if the database refuses that, each by itself, so that one bad item harms no other. The
+/// answers are in the order of the items.
+async fn together_or_each<'a, T: Sync, R>(
+    items: &'a [T],
+    write: impl Fn(&'a [T]) -> BoxFuture<'a, Result<Vec<R>, store::Error>> + Send + Sync,
+) -> Vec<Result<R, Arc<store::Error>>> {
+    match write(items).await {
+        Ok(done) => done.into_iter().map(Ok).collect(),
+        Err(error) if items.len() == 1 || error.is_unavailable() => {
+            let error = Arc::new(error);
+            items.iter().map(|_| Err(error.clone())).collect()
+        }
+        Err(error) => {
+            tracing::warn!(error = %Causes(&error), "a batch of {} was refused, writing one by one", items.len());
+            let mut results = Vec::with_capacity(items.len());
+            for one in items.chunks(1) {
+                let one = write(one).await;
+                results.push(one.map(|mut done| done.remove(0)).map_err(Arc::new));
+            }
+            results
+        }
+    }
 }
 
 /// Hints everybody whom `changes` concern; called after the commit.

@@ -483,38 +483,51 @@ pub struct BeforeSpawn {
     pub delegation_disabled: bool,
 }
 
+/// One row for each call (claim, root of its tree), in their order.
 pub async fn before_spawn(
     conn: &mut PgConnection,
-    claim: &Claim,
-    root: TaskId,
-) -> Result<BeforeSpawn, Error> {
+    calls: &[(Claim, TaskId)],
+) -> Result<Vec<BeforeSpawn>, Error> {
     Ok(sqlx::query_as!(
         BeforeSpawn,
         r#"
-        with recursive tree as (
-            select t.id, t.status from tasks t where t.workspace_id = $1 and t.parent_task_id = $2
+        with recursive calls as (
+            select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::integer[], $5::integer[], $6::integer[],
+                    $7::uuid[]) with ordinality
+                as c (workspace_id, root_id, task_id, turn, ordinal, attempt, step_id, n)
+        ), trees as (
+            select t.workspace_id, r.root_id, t.id, t.status from (select distinct workspace_id, root_id from calls) r
+            join tasks t on t.workspace_id = r.workspace_id and t.parent_task_id = r.root_id
             union all
-            select c.id, c.status from tree
-            join tasks c on c.workspace_id = $1 and c.parent_task_id = tree.id
+            select t.workspace_id, trees.root_id, t.id, t.status from trees
+            join tasks t on t.workspace_id = trees.workspace_id and t.parent_task_id = trees.id
+        ), live as (
+            select workspace_id, root_id, count(*) as n from trees
+            where status not in ('completed', 'failed', 'stopped')
+            group by workspace_id, root_id
         )
-        select (select count(*) from tree where status not in ('completed', 'failed', 'stopped')) as "live!",
+        select coalesce((select l.n from live l
+                where l.workspace_id = c.workspace_id and l.root_id = c.root_id), 0) as "live!",
             exists (select from tasks t
-                where t.workspace_id = $1 and t.parent_task_id = $3 and t.parent_step_id = $7) as "has_made!",
+                where t.workspace_id = c.workspace_id and t.parent_task_id = c.task_id
+                    and t.parent_step_id = c.step_id) as "has_made!",
             exists (select from steps s
-                where s.workspace_id = $1 and s.task_id = $3 and s.turn = $4 and s.ordinal = $5 and s.attempt = $6
-                    and s.status = 'running') as "holds!",
+                where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
+                    and s.ordinal = c.ordinal and s.attempt = c.attempt and s.status = 'running') as "holds!",
             exists (select from tasks t
-                where t.workspace_id = $1 and t.id = $3
+                where t.workspace_id = c.workspace_id and t.id = c.task_id
                     and t.source_metadata @> '{"disable_delegation": true}') as "delegation_disabled!"
+        from calls c
+        order by c.n
         "#,
-        claim.key.workspace.0,
-        root.0,
-        claim.key.task.0,
-        claim.key.turn,
-        claim.key.ordinal,
-        claim.attempt,
-        claim.step.0,
+        &column(calls, |c| c.0.key.workspace.0),
+        &column(calls, |c| c.1.0),
+        &column(calls, |c| c.0.key.task.0),
+        &column(calls, |c| c.0.key.turn),
+        &column(calls, |c| c.0.key.ordinal),
+        &column(calls, |c| c.0.attempt),
+        &column(calls, |c| c.0.step.0),
     )
-    .fetch_one(conn)
+    .fetch_all(conn)
     .await?)
 }

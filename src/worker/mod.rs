@@ -12,6 +12,7 @@ use crate::{
     lifecycle::{
         self,
         checkpoint::{Checkpointer, Commit, Outcome},
+        delegate::Delegations,
         desk::{Desk, Handed, Room, Seat},
     },
     llm::Models,
@@ -44,10 +45,10 @@ struct Shared {
     loader: Loader,
     vault: Vault,
     checkpointer: Checkpointer,
+    delegations: Delegations,
     held: Arc<Held>,
     running: TaskTracker,
     limits: delegation::Limits,
-    tree_size_max: u32,
     retry: retry::Limits,
     lease: Duration,
     result_chars: usize,
@@ -89,6 +90,8 @@ impl Worker {
             worker.lease_seconds,
             worker.batch as usize,
         );
+        let delegations =
+            Delegations::start(pool.clone(), spawn.max_tree_size, worker.batch as usize);
         let shared = Shared {
             loader: Loader::new(prompts, spawn.max_depth, config.tools.max_result_chars),
             vault: Vault::from_config(&config.credentials),
@@ -100,7 +103,6 @@ impl Worker {
                 default_timeout_minutes: spawn.default_timeout_minutes,
                 max_timeout_minutes: spawn.max_timeout_minutes,
             },
-            tree_size_max: spawn.max_tree_size,
             retry: retry::Limits {
                 attempts_max: config.llm.max_attempts,
                 base: Duration::from_millis(config.llm.retry_base_ms),
@@ -112,6 +114,7 @@ impl Worker {
             hub,
             models,
             checkpointer,
+            delegations,
             starved: AtomicBool::new(false),
         };
         Self {

@@ -22,7 +22,7 @@ use crate::{
         self,
         checkpoint::{Called, Commit, Committed, Decided, Outcome, as_call},
         credentials::CredentialError,
-        delegate::Delegated,
+        delegate::{Delegated, Request},
         wait::Waited,
     },
     llm::{ModelError, Retry},
@@ -362,18 +362,19 @@ async fn execute_with(
             &against,
         ) {
             ToolOutcome::TellModel(text) => Some(Executed::error(text)),
-            ToolOutcome::Delegate(plan) => delegated(
-                lifecycle::delegate::delegate(
-                    &shared.pool,
+            ToolOutcome::Delegate(plan) => {
+                let advise_inputs = plan.advise_inputs;
+                let request = Request {
+                    claim: *claim,
+                    setup: context.setup,
+                    plan,
+                };
+                delegated(
+                    shared.delegations.delegate(request).await?,
                     claim,
-                    &context.setup,
-                    &plan,
-                    shared.tree_size_max,
+                    advise_inputs,
                 )
-                .await?,
-                claim,
-                plan.advise_inputs,
-            ),
+            }
             ToolOutcome::Wait(wait) => {
                 match lifecycle::wait::wait(&shared.pool, &shared.hub, claim, &wait).await? {
                     Waited::Registered { group, callback } => {

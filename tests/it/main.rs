@@ -47,6 +47,7 @@ mod races;
 mod resumes;
 mod shutdown;
 mod signals_api;
+mod spawning;
 mod starts;
 mod stop;
 mod stop_races;

@@ -23,7 +23,7 @@ use reconvene::{
         self,
         checkpoint::{Called, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord},
         claim::claim,
-        delegate::Delegated,
+        delegate::{Delegated, Request},
         delete::delete,
         match_signals::match_signals,
         requeue::reap,
@@ -485,15 +485,15 @@ impl Hands {
     }
 
     async fn make_children(&self, call: &Claim) -> Delegated {
-        lifecycle::delegate::delegate(
-            &self.pool,
-            call,
-            &setup(&self.pool, call).await,
-            &self.plan,
-            5000,
-        )
-        .await
-        .unwrap()
+        let request = Request {
+            claim: *call,
+            setup: setup(&self.pool, call).await,
+            plan: (*self.plan).clone(),
+        };
+        lifecycle::delegate::delegate(&self.pool, &[request], 5000)
+            .await
+            .unwrap()
+            .remove(0)
     }
 
     async fn commit_call(&self, call: Claim) -> Committed {
