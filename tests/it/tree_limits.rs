@@ -2,7 +2,7 @@
 
 use crate::{
     engine::Engine,
-    forced::{Hold, agent, agent_with, delegate, until_waiting},
+    forced::{agent, agent_with, delegate},
     stub_llm::{Gate, Recorded, Reply},
 };
 use reconvene::domain::task::TaskStatus::*;
