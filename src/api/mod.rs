@@ -48,6 +48,7 @@ use axum::routing::get;
 use error::Error;
 use sqlx::PgPool;
 use std::any::Any;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -62,9 +63,25 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use utoipa_swagger_ui::SwaggerUi;
 
-/// What handlers work with. Cheap to clone.
+/// What handlers work with. Cloned several times for each request, and cheap to clone.
 #[derive(Clone)]
-pub struct App {
+pub struct App(Arc<Parts>);
+
+impl App {
+    pub fn new(parts: Parts) -> Self {
+        Self(Arc::new(parts))
+    }
+}
+
+impl Deref for App {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+pub struct Parts {
     pub pool: PgPool,
     pub config: Arc<Config>,
     pub hub: Arc<Hub>,
@@ -91,30 +108,29 @@ pub fn router(app: App) -> axum::Router {
     api.merge(SwaggerUi::new("/api/docs").url("/api/openapi.json", document))
         .fallback(async || Error::RouteNotFound)
         .method_not_allowed_fallback(async || Error::MethodNotAllowed)
-        .layer(DefaultBodyLimit::max(app.config.server.body_limit_bytes))
-        .layer(CatchPanicLayer::custom(answer_panic))
-        .layer(cors(&app.config.server.cors_origins))
-        .layer(SetResponseHeaderLayer::if_not_present(
-            header::CACHE_CONTROL,
-            HeaderValue::from_static("no-store"),
-        ))
-        .layer(SetResponseHeaderLayer::overriding(
-            header::X_CONTENT_TYPE_OPTIONS,
-            HeaderValue::from_static("nosniff"),
-        ))
-        .layer(PropagateRequestIdLayer::x_request_id())
-        .layer(
+        // One layer of many, outermost first: each layer of a router is boxed by itself, and cloned for each request with
+        // all beneath it.
+        .layer((
+            SetRequestIdLayer::x_request_id(MakeRequestUuid),
+            SetSensitiveRequestHeadersLayer::new([header::AUTHORIZATION, header::COOKIE]),
             TraceLayer::new_for_http()
                 .make_span_with(request_span)
                 .on_request(())
-                .on_response(log_response)
+                .on_response(log_response::<_>)
                 .on_failure(()),
-        )
-        .layer(SetSensitiveRequestHeadersLayer::new([
-            header::AUTHORIZATION,
-            header::COOKIE,
-        ]))
-        .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
+            PropagateRequestIdLayer::x_request_id(),
+            SetResponseHeaderLayer::overriding(
+                header::X_CONTENT_TYPE_OPTIONS,
+                HeaderValue::from_static("nosniff"),
+            ),
+            SetResponseHeaderLayer::if_not_present(
+                header::CACHE_CONTROL,
+                HeaderValue::from_static("no-store"),
+            ),
+            cors(&app.config.server.cors_origins),
+            CatchPanicLayer::custom(answer_panic),
+            DefaultBodyLimit::max(app.config.server.body_limit_bytes),
+        ))
         .with_state(app)
 }
 
@@ -243,7 +259,7 @@ fn request_span(request: &Request) -> Span {
     info_span!("request", http.method = %request.method(), http.route = route, request.id = id)
 }
 
-fn log_response(response: &Response, latency: Duration, _: &Span) {
+fn log_response<B>(response: &axum::http::Response<B>, latency: Duration, _: &Span) {
     debug!(
         http.status = response.status().as_u16(),
         latency_ms = latency.as_millis() as u64,

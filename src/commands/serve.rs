@@ -1,7 +1,7 @@
 //! `serve`: the roles of one process, from start to the end of the grace.
 
 use super::{database, migrate};
-use crate::api::{self, App, auth::Auth, outage::Outage, rate::Limits};
+use crate::api::{self, App, Parts, auth::Auth, outage::Outage, rate::Limits};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::domain::ids::ProcessId;
@@ -139,7 +139,7 @@ impl Service {
                 "the bus"
             }
         });
-        let app = App {
+        let app = App::new(Parts {
             pool: pool.clone(),
             config: config.clone(),
             hub: hub.clone(),
@@ -152,7 +152,7 @@ impl Service {
             vault: vault.clone(),
             roles: names.into(),
             shutdown: shutdown.soft.clone(),
-        };
+        });
         let mut worker = roles.worker.then(|| {
             Worker::new(
                 &config,

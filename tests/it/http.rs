@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use reconvene::api::auth::{Auth, Role, issue};
 use reconvene::api::outage::Outage;
 use reconvene::api::rate::Limits;
-use reconvene::api::{App, router};
+use reconvene::api::{App, Parts, router};
 use reconvene::bus::Bus;
 use reconvene::config::Config;
 use reconvene::domain::ids::{AgentId, GroupId, ItemId, ProcessId, StepId, TaskId, WorkspaceId};
@@ -47,7 +47,7 @@ impl Api {
         let hub = Arc::new(Hub::new(ProcessId::new()));
         let roles = vec!["api".to_owned()];
         let bus = Arc::new(Bus::new(hub.clone(), pool.clone(), roles.clone()));
-        let app = App {
+        let app = App::new(Parts {
             outage: Arc::new(Outage::new(bus.clone(), &pool)),
             bus,
             submitter: Submitter::start(pool.clone(), hub.clone()),
@@ -60,7 +60,7 @@ impl Api {
             hub,
             roles: roles.into(),
             shutdown: CancellationToken::new(),
-        };
+        });
         Self {
             router: router(app.clone()),
             app,
