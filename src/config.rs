@@ -31,6 +31,7 @@ pub struct Config {
     pub auth: Auth,
     pub credentials: Credentials,
     pub llm: Llm,
+    pub decision_logs: DecisionLogs,
     pub worker: Worker,
     pub orchestrator: Orchestrator,
     pub signals: Signals,
@@ -192,6 +193,12 @@ impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecisionLogs {
+    pub retention_days: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -13,6 +13,7 @@ pub mod configured_tools;
 pub mod credentials;
 pub mod cursor;
 pub mod dead_events;
+pub mod decision_logs;
 pub mod deletes;
 pub mod error;
 pub mod extract;
@@ -27,6 +28,7 @@ pub mod outage;
 mod page;
 mod paging;
 pub mod rate;
+mod replay;
 mod secret;
 pub mod stream;
 pub mod tasks;
@@ -37,6 +39,7 @@ pub mod workspaces;
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::lifecycle::submit::Submitter;
+use crate::llm::Models;
 use crate::prompts::Prompts;
 use crate::runtime::Hub;
 use crate::vault::Vault;
@@ -74,6 +77,8 @@ pub struct App {
     pub submitter: Submitter,
     pub auth: Arc<auth::Auth>,
     pub limits: Arc<rate::Limits>,
+    /// Asked again when a decision is replayed.
+    pub models: Models,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
     /// What credentials are encrypted with.
@@ -161,6 +166,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(configured_tools::router())
         .merge(credentials::router())
         .merge(dead_events::router())
+        .merge(decision_logs::router())
         .merge(flags::router())
         .merge(login::router())
         .merge(members::router())
@@ -168,9 +174,9 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(workspaces::router())
 }
 
-/// Routes that answer for as long as the client listens.
+/// Routes that answer for as long as the client listens, or a model takes.
 fn stream_routes() -> OpenApiRouter<App> {
-    stream::router()
+    stream::router().merge(replay::router())
 }
 
 async fn time_out(State(app): State<App>, request: Request, next: Next) -> Response {

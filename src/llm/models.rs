@@ -4,13 +4,14 @@ use super::anthropic::Anthropic;
 use super::gemini::Gemini;
 use super::http::{self, Access, Format, HttpModel};
 use super::openai::OpenAi;
+use super::redact::redact;
 use super::{Model, ModelError, OFFLINE_MODEL, OfflineModel, OnText, Request};
 use crate::config::{self, Config};
 use crate::domain::agent::{ModelProvider, ModelSettings};
 use crate::domain::decision::Decision;
 use reqwest::Url;
 use reqwest::header::HeaderMap;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -158,6 +159,7 @@ struct Configured {
     provider: ModelProvider,
     model_name: Option<String>,
     model: Arc<dyn Model>,
+    api_key: Option<SecretString>,
 }
 
 impl Models {
@@ -196,6 +198,7 @@ impl Models {
             configured.push(Configured {
                 provider: settings.provider,
                 model_name,
+                api_key: settings.api_key.clone(),
                 model: settings
                     .client(&http, limits)
                     .map_err(|error| error.under(&section))?,
@@ -260,6 +263,13 @@ impl Models {
             .unwrap_or_default()
     }
 
+    /// The text without the deployment's keys, and without whatever looks like one.
+    pub fn redact(&self, text: &str) -> String {
+        let keys = self.configured.iter().filter_map(|c| c.api_key.as_ref());
+        let keys: Vec<&str> = keys.map(ExposeSecret::expose_secret).collect();
+        redact(text, &keys)
+    }
+
     fn configured(&self, provider: ModelProvider) -> Option<&Configured> {
         self.configured.iter().find(|one| one.provider == provider)
     }
@@ -306,7 +316,6 @@ fn name(provider: ModelProvider) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use secrecy::ExposeSecret;
 
     fn llm(vars: &[(&str, &str)]) -> config::Llm {
         let value = |name: &str| {

@@ -11,6 +11,7 @@ pub mod bus;
 pub mod changes;
 pub mod configured_tools;
 pub mod credentials;
+pub mod decision_logs;
 pub mod events;
 pub mod feeds;
 pub mod flags;

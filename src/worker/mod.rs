@@ -2,7 +2,6 @@
 //! runs.
 
 mod context;
-mod history;
 mod lease;
 mod turn;
 
@@ -303,8 +302,7 @@ async fn fail(
     let failure = crate::domain::task::Failure::new(code, message);
     let outcome = Outcome::Failed {
         failure,
-        model: None,
-        seen_seq: None,
+        asked: None,
     };
     let claim = step.claim;
     turn::commit(shared, Commit { claim, outcome })

@@ -3,13 +3,12 @@
 use super::{
     Shared,
     context::{Context, Prepared},
-    history::calls_of,
     lease::Guard,
 };
 use crate::{
     domain::{
         credential::blank_out,
-        decision::{Decision, ToolCall, clean},
+        decision::{Decision, ToolCall, Usage, clean},
         delegation::{Delegator, call_result},
         ids::{CredentialId, GroupId, TaskId},
         retry::next_delay,
@@ -20,13 +19,14 @@ use crate::{
     },
     lifecycle::{
         self,
-        checkpoint::{Called, Commit, Committed, Decided, Outcome, as_call},
+        checkpoint::{Asked, Called, Commit, Committed, Decided, Outcome, as_call},
         credentials::CredentialError,
         delegate::Delegated,
         wait::Waited,
     },
     llm::{ModelError, Retry},
     runtime::Causes,
+    sent::history::calls_of,
     store::{
         self,
         changes::Call,
@@ -129,23 +129,27 @@ async fn decide(
     let claim = step.claim;
     let model = shared.models.name_for(&prepared.request.model);
     let begun = Instant::now();
-    let outcome = match ask(shared, &claim, prepared).await {
+    let (answer, usage, repeats) = ask(shared, &claim, prepared).await;
+    let asked = Asked {
+        prompt: prepared.prompt.clone(),
+        seen_seq: prepared.seen_seq,
+        model,
+        usage,
+        latency_ms: i32::try_from(begun.elapsed().as_millis()).unwrap_or(i32::MAX),
+        retries: step.model_attempts + repeats,
+    };
+    let outcome = match answer {
         Ok(decision) => Outcome::Decided(Box::new(Decided {
             decision,
             task: Some(step.task.clone()),
-            prompt: prepared.prompt.clone(),
-            seen_seq: prepared.seen_seq,
-            model,
-            latency_ms: i32::try_from(begun.elapsed().as_millis()).unwrap_or(i32::MAX),
-            retries: step.model_attempts,
+            asked,
         })),
         Err(Unanswered::Empty) => Outcome::Failed {
             failure: Failure::new(
                 "empty_answer",
                 "The model answered with neither text nor tool calls, twice. Send a new message to try again.",
             ),
-            model: Some(model),
-            seen_seq: Some(prepared.seen_seq),
+            asked: Some(Box::new(asked)),
         },
         Err(Unanswered::Error(error)) => {
             let attempt = step.model_attempts as u32 + 1;
@@ -161,8 +165,7 @@ async fn decide(
                 }
                 Err(failure) => Outcome::Failed {
                     failure,
-                    model: Some(model),
-                    seen_seq: Some(prepared.seen_seq),
+                    asked: Some(Box::new(asked)),
                 },
             }
         }
@@ -190,8 +193,13 @@ enum Unanswered {
     Error(ModelError),
 }
 
-/// One attempt; an empty answer is asked for once more (T-15).
-async fn ask(shared: &Shared, claim: &Claim, prepared: &Prepared) -> Result<Decision, Unanswered> {
+/// One attempt; an empty answer is asked for once more (T-15), and costs as much as any (T-17). With what it has taken, and
+/// how often it was repeated.
+async fn ask(
+    shared: &Shared,
+    claim: &Claim,
+    prepared: &Prepared,
+) -> (Result<Decision, Unanswered>, Usage, i32) {
     let StepKey {
         workspace,
         task,
@@ -199,20 +207,22 @@ async fn ask(shared: &Shared, claim: &Claim, prepared: &Prepared) -> Result<Deci
         ..
     } = claim.key;
     let on_text = |text: &str| shared.hub.delta(workspace, task, turn, text);
+    let mut usage = Usage::default();
     for round in 0..2 {
         if round > 0 || claim.attempt > 1 {
             shared.hub.answer_begins_anew(workspace, task, turn);
         }
-        let decision = shared
-            .models
-            .decide(&prepared.request, &on_text)
-            .await
-            .map_err(Unanswered::Error)?;
-        if !decision.calls.is_empty() || !decision.text.trim().is_empty() {
-            return Ok(decision);
+        match shared.models.decide(&prepared.request, &on_text).await {
+            Err(error) => return (Err(Unanswered::Error(error)), usage, round),
+            Ok(decision) => {
+                usage += decision.usage;
+                if !decision.calls.is_empty() || !decision.text.trim().is_empty() {
+                    return (Ok(decision), usage, round);
+                }
+            }
         }
     }
-    Err(Unanswered::Empty)
+    (Err(Unanswered::Empty), usage, 1)
 }
 
 /// After how many seconds the step is to run again, or why it fails (T-14).

@@ -20,6 +20,7 @@ mod configured_tools;
 mod crash_world;
 mod crashes;
 mod credentials;
+mod decision_logs;
 mod delegation;
 mod deletes;
 mod depth;

@@ -21,7 +21,9 @@ use reconvene::{
     },
     lifecycle::{
         self,
-        checkpoint::{Called, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord},
+        checkpoint::{
+            Asked, Called, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord,
+        },
         claim::claim,
         delegate::Delegated,
         delete::delete,
@@ -471,14 +473,17 @@ impl Hands {
                 calls: delegating.map(call).into_iter().collect(),
                 ..Decision::default()
             },
-            prompt: Arc::new(PromptRecord {
-                hash: [7; 32],
-                sections: json!({}),
-            }),
-            seen_seq,
-            model: "stub".into(),
-            latency_ms: 1,
-            retries: 0,
+            asked: Asked {
+                prompt: Arc::new(PromptRecord {
+                    hash: [7; 32],
+                    sections: json!({}),
+                }),
+                seen_seq,
+                model: "stub".into(),
+                latency_ms: 1,
+                retries: 0,
+                usage: Default::default(),
+            },
         };
         self.commit(claim, Outcome::Decided(Box::new(decided)))
             .await
