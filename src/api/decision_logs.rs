@@ -58,6 +58,8 @@ pub struct DecisionLog {
     tools_called: Vec<String>,
     /// As the provider counted, with answers that were empty and asked for again.
     usage: Usage,
+    /// In millionths of the currency of the prices; null without a price.
+    cost_micros: Option<i64>,
     /// Why there was no answer; null when there was one.
     error: Option<Failure>,
     latency_ms: i32,
@@ -342,6 +344,7 @@ impl From<DecisionRow> for DecisionLog {
             model: row.model,
             tools_called: row.answer.calls,
             usage: row.answer.usage,
+            cost_micros: row.answer.cost_micros,
             error: row.answer.error,
             latency_ms: row.latency_ms,
             retries: row.retries,

@@ -33,6 +33,7 @@ mod secret;
 pub mod stream;
 pub mod tasks;
 pub mod tools;
+pub mod usage;
 pub mod waits;
 pub mod workspaces;
 
@@ -171,6 +172,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(login::router())
         .merge(members::router())
         .merge(api_keys::router())
+        .merge(usage::router())
         .merge(workspaces::router())
 }
 

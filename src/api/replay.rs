@@ -70,6 +70,8 @@ pub struct ReplaySide {
     model: String,
     answer: AnswerView,
     usage: Usage,
+    /// In millionths of the currency of the prices; null without a price.
+    cost_micros: Option<i64>,
     latency_ms: i32,
 }
 
@@ -145,9 +147,11 @@ async fn replay_decision(
             model: decision.row.model,
             answer: secrets.answer(decision.text, decision.calls, raw_calls),
             usage: original.usage,
+            cost_micros: original.cost_micros,
             latency_ms: decision.row.latency_ms,
         },
         replayed: ReplaySide {
+            cost_micros: app.models.cost_micros(&model_name, answer.usage),
             model: model_name,
             answer: secrets.answer(Some(answer.text), answer.calls, answer.raw_calls),
             usage: answer.usage,

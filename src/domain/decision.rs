@@ -60,6 +60,14 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
+/// What model calls have taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    pub usage: Usage,
+    /// Millionths of the currency of the prices; `None` without a price.
+    pub cost_micros: Option<i64>,
+}
+
 /// A call as a provider sent it, before anything about it is believed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RawCall {

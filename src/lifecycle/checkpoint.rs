@@ -7,7 +7,7 @@
 use super::{Draft, announce, event, finish, is_live};
 use crate::{
     domain::{
-        decision::{Decision, ToolCall, Usage},
+        decision::{Decision, Spent, ToolCall},
         ids::{StepId, WorkspaceId},
         step::{Claim, StepKey, StepStatus},
         task::{Failure, TaskKey, TaskState},
@@ -75,7 +75,7 @@ pub struct Asked {
     /// The newest item that the model was shown.
     pub seen_seq: i64,
     pub model: String,
-    pub usage: Usage,
+    pub spent: Spent,
     pub latency_ms: i32,
     pub retries: i32,
 }
@@ -297,12 +297,12 @@ fn write(
             let asked = asked.as_deref();
             changes.ended_steps.push(EndedStep {
                 model: asked.map(|asked| asked.model.clone()),
-                usage: asked.map(|asked| asked.usage),
+                spent: asked.map(|asked| asked.spent),
                 error: Some(failure.message.clone()),
                 ..ended(claim, StepStatus::Failed)
             });
             if let Some(asked) = asked {
-                let answer = json!({"error": failure, "usage": asked.usage});
+                let answer = json!({"error": failure});
                 changes.logs.push(log(claim, asked, answer));
             }
             if asked.is_some_and(|asked| task.state.news_seq > asked.seen_seq) {
@@ -332,12 +332,10 @@ fn write_decision(
     let turn = claim.key.turn;
     changes.ended_steps.push(EndedStep {
         model: Some(asked.model.clone()),
-        usage: Some(asked.usage),
+        spent: Some(asked.spent),
         ..ended(claim, StepStatus::Completed)
     });
-    changes
-        .logs
-        .push(log(claim, asked, log_answer(decision, asked.usage)));
+    changes.logs.push(log(claim, asked, log_answer(decision)));
     let message = Draft {
         turn: Some(turn),
         seen_seq: Some(asked.seen_seq),
@@ -456,7 +454,7 @@ fn ended(claim: &Claim, status: StepStatus) -> EndedStep {
         result: None,
         is_error: None,
         model: None,
-        usage: None,
+        spent: None,
         error: None,
     }
 }
@@ -470,7 +468,11 @@ pub fn as_call(call: &ToolCall) -> Call {
     }
 }
 
-fn log(claim: &Claim, asked: &Asked, answer: Value) -> DecisionLog {
+fn log(claim: &Claim, asked: &Asked, mut answer: Value) -> DecisionLog {
+    answer["usage"] = json!(asked.spent.usage);
+    if let Some(cost) = asked.spent.cost_micros {
+        answer["cost_micros"] = json!(cost);
+    }
     DecisionLog {
         task: claim.key.task_key(),
         turn: claim.key.turn,
@@ -484,11 +486,11 @@ fn log(claim: &Claim, asked: &Asked, answer: Value) -> DecisionLog {
 }
 
 /// What the log adds to the feed, which has the text and the calls.
-fn log_answer(decision: &Decision, usage: Usage) -> Value {
+fn log_answer(decision: &Decision) -> Value {
     let names: Vec<&str> = decision.calls.iter().map(|c| c.name.as_str()).collect();
     match decision.raw_calls.is_empty() {
-        true => json!({"calls": names, "usage": usage}),
-        false => json!({"calls": names, "usage": usage, "raw_calls": decision.raw_calls}),
+        true => json!({"calls": names}),
+        false => json!({"calls": names, "raw_calls": decision.raw_calls}),
     }
 }
 

@@ -78,7 +78,7 @@ pub async fn reap(
                 result: None,
                 is_error: None,
                 model: None,
-                usage: None,
+                spent: None,
                 error: Some(message),
             });
             orphans.push((step.key.task_key(), step.step));

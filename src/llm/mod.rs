@@ -16,6 +16,7 @@ mod models;
 mod names;
 mod offline;
 mod openai;
+mod price;
 mod redact;
 mod sse;
 

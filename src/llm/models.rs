@@ -4,14 +4,16 @@ use super::anthropic::Anthropic;
 use super::gemini::Gemini;
 use super::http::{self, Access, Format, HttpModel};
 use super::openai::OpenAi;
+use super::price::cost_micros;
 use super::redact::redact;
 use super::{Model, ModelError, OFFLINE_MODEL, OfflineModel, OnText, Request};
 use crate::config::{self, Config};
 use crate::domain::agent::{ModelProvider, ModelSettings};
-use crate::domain::decision::Decision;
+use crate::domain::decision::{Decision, Usage};
 use reqwest::Url;
 use reqwest::header::HeaderMap;
 use secrecy::{ExposeSecret, SecretString};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -153,6 +155,7 @@ pub struct Models {
     offline: Arc<dyn Model>,
     http: reqwest::Client,
     limits: Limits,
+    prices: Arc<BTreeMap<String, config::Price>>,
 }
 
 struct Configured {
@@ -170,11 +173,15 @@ impl Models {
             idle_timeout: Duration::from_secs(llm.idle_timeout_seconds),
             max_output_tokens: llm.max_output_tokens,
         };
-        Self::new(
+        let models = Self::new(
             provider_of(llm.provider),
             &ProviderSettings::from_config(llm),
             limits,
-        )
+        )?;
+        Ok(Self {
+            prices: Arc::new(llm.prices.clone()),
+            ..models
+        })
     }
 
     /// `default` answers for agents that name no provider; it must have a model for those that name no model either.
@@ -210,6 +217,7 @@ impl Models {
             offline: Arc::new(OfflineModel),
             http,
             limits,
+            prices: Arc::default(),
         })
     }
 
@@ -261,6 +269,11 @@ impl Models {
             .clone()
             .or_else(|| self.configured(wanted)?.model_name.clone())
             .unwrap_or_default()
+    }
+
+    /// What calls of this model have cost; `None` without a price (T-17).
+    pub fn cost_micros(&self, model: &str, usage: Usage) -> Option<i64> {
+        Some(cost_micros(self.prices.get(model)?, usage))
     }
 
     /// The text without the deployment's keys, and without whatever looks like one.

@@ -43,6 +43,7 @@ pub struct LoggedAnswer {
     pub calls: Vec<String>,
     pub raw_calls: Option<Vec<RawCall>>,
     pub usage: Usage,
+    pub cost_micros: Option<i64>,
     pub error: Option<Failure>,
 }
 

@@ -27,6 +27,7 @@ pub mod steps;
 pub mod task_trees;
 pub mod task_views;
 pub mod tasks;
+pub mod usage;
 pub mod workspaces;
 
 use sqlx::{PgPool, Postgres, Transaction};

@@ -73,7 +73,7 @@ pub struct UsageTotals {
     pub cached_tokens: i64,
     /// Millionths of the currency that prices are configured in; null without prices.
     pub cost_micros: Option<i64>,
-    /// Time in model calls.
+    /// From the start of each decide step to its end, with the pauses that a busy model asked for.
     pub duration_ms: i64,
 }
 

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     domain::{
         credential::blank_out,
-        decision::{Decision, ToolCall, Usage, clean},
+        decision::{Decision, Spent, ToolCall, Usage, clean},
         delegation::{Delegator, call_result},
         ids::{CredentialId, GroupId, TaskId},
         retry::next_delay,
@@ -130,11 +130,15 @@ async fn decide(
     let model = shared.models.name_for(&prepared.request.model);
     let begun = Instant::now();
     let (answer, usage, repeats) = ask(shared, &claim, prepared).await;
+    let spent = Spent {
+        usage,
+        cost_micros: shared.models.cost_micros(&model, usage),
+    };
     let asked = Asked {
         prompt: prepared.prompt.clone(),
         seen_seq: prepared.seen_seq,
         model,
-        usage,
+        spent,
         latency_ms: i32::try_from(begun.elapsed().as_millis()).unwrap_or(i32::MAX),
         retries: step.model_attempts + repeats,
     };
@@ -155,7 +159,7 @@ async fn decide(
             let attempt = step.model_attempts as u32 + 1;
             match again(&error, attempt, shared) {
                 Ok(seconds) => {
-                    let why = GiveBack::ModelBusy { seconds };
+                    let why = GiveBack::ModelBusy { seconds, spent };
                     patiently(shared, || {
                         lifecycle::requeue::give_back(&shared.pool, &shared.hub, &claim, why)
                             .map_err(Arc::new)

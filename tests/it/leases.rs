@@ -74,7 +74,10 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
     claim::renew(pool, &[new], 5000).await.unwrap();
     assert!(lease().await > 4000.0);
 
-    let busy = GiveBack::ModelBusy { seconds: 0.0 };
+    let busy = GiveBack::ModelBusy {
+        seconds: 0.0,
+        spent: Default::default(),
+    };
     requeue::give_back(pool, hub, &old, busy).await.unwrap();
     let checkpointer = Checkpointer::start(pool.clone(), hub.clone(), 30, 10);
     let failed = Commit {
@@ -115,7 +118,7 @@ fn decided(claim: &reconvene::domain::step::Claim, text: &str) -> Commit {
             model: "stub".into(),
             latency_ms: 1,
             retries: 0,
-            usage: Default::default(),
+            spent: Default::default(),
         },
     };
     Commit {

@@ -59,4 +59,5 @@ mod support;
 mod tenancy;
 mod tree_limits;
 mod turns;
+mod usage;
 mod waits;

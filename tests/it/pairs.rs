@@ -482,7 +482,7 @@ impl Hands {
                 model: "stub".into(),
                 latency_ms: 1,
                 retries: 0,
-                usage: Default::default(),
+                spent: Default::default(),
             },
         };
         self.commit(claim, Outcome::Decided(Box::new(decided)))
