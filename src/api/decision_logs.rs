@@ -271,7 +271,7 @@ async fn get_decision_log(
         secrets,
     } = load(&app, &caller, &id).await?;
     let raw_calls = decision.row.answer.raw_calls.clone().unwrap_or_default();
-    let messages_estimated_tokens = messages.iter().map(message_tokens).sum();
+    let messages_estimated_tokens = messages.iter().map(Message::estimated_tokens).sum();
     let mut log = DecisionLog::from(decision.row);
     log.error = log.error.map(|error| Failure {
         message: secrets.blank(&error.message),
@@ -353,17 +353,6 @@ impl From<DecisionRow> for DecisionLog {
     }
 }
 
-fn message_tokens(message: &Message) -> usize {
-    match message {
-        Message::User(text) | Message::ToolResult { text, .. } => estimated_tokens(text),
-        Message::Assistant { text, calls } => {
-            let call =
-                |call: &ToolCall| estimated_tokens(&call.name) + estimated_tokens(&call.arguments);
-            estimated_tokens(text) + calls.iter().map(call).sum::<usize>()
-        }
-    }
-}
-
 /// What nobody is to see in a text. Everything that is shown of a log goes through here.
 pub(super) struct Secrets {
     values: Vec<SecretString>,
@@ -411,9 +400,7 @@ impl Secrets {
     fn sections(&self, prompt: SentPrompt) -> Vec<SectionView> {
         let mut sections: Vec<_> = prompt.sections.0.iter().map(|s| self.section(s)).collect();
         let tools = prompt.tools.into_iter().map(|tool| EntryView {
-            estimated_tokens: estimated_tokens(&tool.name)
-                + estimated_tokens(&tool.description)
-                + estimated_tokens(&tool.parameters.to_string()),
+            estimated_tokens: tool.estimated_tokens(),
             name: tool.name,
             agent_group_id: None,
             text: self.blank(&tool.description),

@@ -8,6 +8,7 @@
 pub mod agents;
 pub mod api_keys;
 pub mod auth;
+pub mod budget;
 pub mod chat;
 pub mod configured_tools;
 pub mod credentials;
@@ -166,6 +167,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(tools::router())
         .merge(configured_tools::router())
         .merge(credentials::router())
+        .merge(budget::router())
         .merge(dead_events::router())
         .merge(decision_logs::router())
         .merge(flags::router())

@@ -47,6 +47,13 @@ pub struct Usage {
     pub cached_tokens: u32,
 }
 
+impl Usage {
+    /// Input and output.
+    pub fn tokens(self) -> i64 {
+        i64::from(self.input_tokens) + i64::from(self.output_tokens)
+    }
+}
+
 impl std::ops::AddAssign for Usage {
     fn add_assign(&mut self, other: Self) {
         let Self {

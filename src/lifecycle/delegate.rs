@@ -4,7 +4,7 @@
 //! transaction has committed. So a child can not end before its await exists, and a call that runs again after a crash
 //! finds either nothing or everything, and starts nothing twice (D-26).
 
-use super::{Draft, TaskChange, is_live};
+use super::{Draft, TaskChange, budget::Overdrawn, is_live};
 use crate::{
     domain::{
         delegation::{Mode, Plan, Refusal, Started, check_targets, check_tree_size},
@@ -33,6 +33,8 @@ pub enum Delegated {
     },
     /// Nothing was created, for a reason that the model is told.
     Refused(Refusal),
+    /// Nothing was created, since a budget does not allow so many children (T-18).
+    Overdrawn(Overdrawn),
     /// The claim no longer holds.
     Stale,
 }
@@ -75,6 +77,19 @@ pub async fn delegate(
             Ok(targets) => targets,
             Err(refusal) => return Ok(Delegated::Refused(refusal)),
         };
+        let budgets = match setup.budgeted {
+            true => store::budgets::lock_above(&mut tx, key.workspace, key.task).await?,
+            false => vec![],
+        };
+        let more = plan.children.len() as i64;
+        for budget in &budgets {
+            if let Some(told) = budget.limits.refuses_children(budget.children, more) {
+                return Ok(Delegated::Overdrawn(Overdrawn::of(budget, setup, &told)));
+            }
+        }
+        if !budgets.is_empty() {
+            store::budgets::add_children(&mut tx, key.workspace, &budgets, more).await?;
+        }
         let parent = TaskChange::of(task);
         let setup = Setup {
             delegation_disabled: before.delegation_disabled,
@@ -162,6 +177,8 @@ async fn make(
             title: child.title.as_str().to_owned(),
             metadata: metadata.clone(),
             priority: parent.state.priority,
+            budget: target.budget,
+            budgeted: setup.budgeted,
             parent: Some(ParentRef {
                 root: setup.root,
                 task,

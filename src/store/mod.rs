@@ -7,6 +7,7 @@
 pub mod agents;
 pub mod api_keys;
 pub mod awaits;
+pub mod budgets;
 pub mod bus;
 pub mod changes;
 pub mod configured_tools;
@@ -178,6 +179,7 @@ macro_rules! task_setup {
             root: $row.root_task_id,
             depth: i32::from($row.spawn_depth),
             delegation_disabled: $row.delegation_disabled,
+            budgeted: $row.budgeted,
         }
     };
 }

@@ -51,7 +51,8 @@ pub async fn claim_all_workspaces(
             t.deleted_at is not null as "deleted!", t.parent_task_id is not null as "is_child!", t.stop_generation,
             t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
             t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
-            t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
+            t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!",
+            t.budgeted or exists (select from budgets b where b.workspace_id = t.workspace_id and b.id = t.workspace_id) as "budgeted!"
         "#,
         worker.0,
         f64::from(lease_secs),
@@ -236,6 +237,8 @@ pub enum GiveBack {
     /// The model asked for patience: run again after so many seconds. Counts towards `llm.max_attempts`. What was spent
     /// before it did so is added to the step.
     ModelBusy { seconds: f64, spent: Spent },
+    /// A budget is held by calls under way, or used up: run again after so many seconds. Counts as nothing.
+    Budget { seconds: f64, spent: Spent },
     /// The process is shutting down: counts as nothing.
     Shutdown,
 }
@@ -247,8 +250,15 @@ pub async fn give_back(
 ) -> Result<u64, Error> {
     let spent = |f: fn(&Spent) -> Option<i64>| {
         column(steps, |s| match &s.2 {
-            GiveBack::ModelBusy { spent, .. } if spent.usage != Usage::default() => f(spent),
-            GiveBack::ModelBusy { .. } | GiveBack::LeaseLost | GiveBack::Shutdown => None,
+            GiveBack::ModelBusy { spent, .. } | GiveBack::Budget { spent, .. }
+                if spent.usage != Usage::default() =>
+            {
+                f(spent)
+            }
+            GiveBack::ModelBusy { .. }
+            | GiveBack::Budget { .. }
+            | GiveBack::LeaseLost
+            | GiveBack::Shutdown => None,
         })
     };
     let done = sqlx::query!(
@@ -274,7 +284,7 @@ pub async fn give_back(
         &column(steps, |s| s.0.ordinal),
         &column(steps, |s| s.1),
         &column(steps, |s| match s.2 {
-            GiveBack::ModelBusy { seconds, .. } => seconds,
+            GiveBack::ModelBusy { seconds, .. } | GiveBack::Budget { seconds, .. } => seconds,
             GiveBack::LeaseLost | GiveBack::Shutdown => 0.0,
         }),
         &column(steps, |s| i32::from(s.2 == GiveBack::LeaseLost)),

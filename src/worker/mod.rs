@@ -47,6 +47,7 @@ struct Shared {
     running: TaskTracker,
     limits: delegation::Limits,
     tree_size_max: u32,
+    max_output_tokens: Option<u32>,
     retry: retry::Limits,
     lease: Duration,
     result_chars: usize,
@@ -100,6 +101,7 @@ impl Worker {
                 max_timeout_minutes: spawn.max_timeout_minutes,
             },
             tree_size_max: spawn.max_tree_size,
+            max_output_tokens: config.llm.max_output_tokens,
             retry: retry::Limits {
                 attempts_max: config.llm.max_attempts,
                 base: Duration::from_millis(config.llm.retry_base_ms),

@@ -19,12 +19,13 @@ use crate::{
     },
     lifecycle::{
         self,
+        budget::{Denied, Estimate, Overdrawn},
         checkpoint::{Asked, Called, Commit, Committed, Decided, Outcome, as_call},
         credentials::CredentialError,
         delegate::Delegated,
         wait::Waited,
     },
-    llm::{ModelError, Retry},
+    llm::{ModelError, Request, Retry},
     runtime::Causes,
     sent::history::calls_of,
     store::{
@@ -129,7 +130,7 @@ async fn decide(
     let claim = step.claim;
     let model = shared.models.name_for(&prepared.request.model);
     let begun = Instant::now();
-    let (answer, usage, repeats) = ask(shared, &claim, prepared).await;
+    let (answer, usage, repeats) = ask(shared, step, prepared, &model).await?;
     let spent = Spent {
         usage,
         cost_micros: shared.models.cost_micros(&model, usage),
@@ -155,16 +156,38 @@ async fn decide(
             ),
             asked: Some(Box::new(asked)),
         },
+        Err(Unanswered::Denied(denied)) => {
+            let pause = match denied {
+                Denied::Wait => true,
+                // What an empty answer has taken is kept with the step; the next attempt ends it.
+                Denied::Exhausted(_) | Denied::Refused(_) => usage != Usage::default(),
+            };
+            if pause {
+                let seconds = BUDGET_PAUSE_SECS * (0.5 + fastrand::f64() / 2.0);
+                give_back(shared, &claim, GiveBack::Budget { seconds, spent }).await?;
+                return Ok(None);
+            }
+            let failure = match denied {
+                Denied::Exhausted(overdrawn) => {
+                    if exhaust(shared, &claim, &overdrawn).await? {
+                        return Ok(None);
+                    }
+                    overdrawn.why
+                }
+                Denied::Refused(failure) => failure,
+                Denied::Wait => return Ok(None),
+            };
+            Outcome::Failed {
+                failure,
+                asked: None,
+            }
+        }
         Err(Unanswered::Error(error)) => {
             let attempt = step.model_attempts as u32 + 1;
             match again(&error, attempt, shared) {
                 Ok(seconds) => {
                     let why = GiveBack::ModelBusy { seconds, spent };
-                    patiently(shared, || {
-                        lifecycle::requeue::give_back(&shared.pool, &shared.hub, &claim, why)
-                            .map_err(Arc::new)
-                    })
-                    .await?;
+                    give_back(shared, &claim, why).await?;
                     return Ok(None);
                 }
                 Err(failure) => Outcome::Failed {
@@ -194,6 +217,8 @@ async fn decide(
 
 enum Unanswered {
     Empty,
+    /// It was not asked.
+    Denied(Denied),
     Error(ModelError),
 }
 
@@ -201,9 +226,11 @@ enum Unanswered {
 /// how often it was repeated.
 async fn ask(
     shared: &Shared,
-    claim: &Claim,
+    step: &Claimed,
     prepared: &Prepared,
-) -> (Result<Decision, Unanswered>, Usage, i32) {
+    model: &str,
+) -> Result<(Result<Decision, Unanswered>, Usage, i32), Arc<store::Error>> {
+    let claim = &step.claim;
     let StepKey {
         workspace,
         task,
@@ -216,17 +243,72 @@ async fn ask(
         if round > 0 || claim.attempt > 1 {
             shared.hub.answer_begins_anew(workspace, task, turn);
         }
+        if step.setup.budgeted {
+            let estimate = estimate(shared, &prepared.request, model, usage);
+            let reserve = || lifecycle::budget::reserve(&shared.pool, claim, &step.setup, estimate);
+            if let Some(denied) = patiently(shared, || reserve().map_err(Arc::new)).await? {
+                return Ok((Err(Unanswered::Denied(denied)), usage, round));
+            }
+        }
         match shared.models.decide(&prepared.request, &on_text).await {
-            Err(error) => return (Err(Unanswered::Error(error)), usage, round),
+            Err(error) => return Ok((Err(Unanswered::Error(error)), usage, round)),
             Ok(decision) => {
                 usage += decision.usage;
                 if !decision.calls.is_empty() || !decision.text.trim().is_empty() {
-                    return (Ok(decision), usage, round);
+                    return Ok((Ok(decision), usage, round));
                 }
             }
         }
     }
-    (Err(Unanswered::Empty), usage, 1)
+    Ok((Err(Unanswered::Empty), usage, 1))
+}
+
+/// The longest pause of a step that waits for other calls under its budget.
+const BUDGET_PAUSE_SECS: f64 = 0.5;
+/// What an answer is taken to have where nobody limits it.
+const OUTPUT_TOKENS_GUESS: u32 = 1000;
+
+/// What a call may take, for its reservation.
+fn estimate(shared: &Shared, request: &Request, model: &str, so_far: Usage) -> Estimate {
+    let own = request.model.max_output_tokens.or(shared.max_output_tokens);
+    let usage = Usage {
+        input_tokens: u32::try_from(request.estimated_tokens()).unwrap_or(u32::MAX),
+        output_tokens: own.unwrap_or(OUTPUT_TOKENS_GUESS),
+        cached_tokens: 0,
+    };
+    Estimate {
+        so_far: Spent {
+            usage: so_far,
+            cost_micros: shared.models.cost_micros(model, so_far),
+        },
+        tokens: usage.tokens(),
+        cost_micros: shared.models.cost_micros(model, usage),
+    }
+}
+
+async fn give_back(shared: &Shared, claim: &Claim, why: GiveBack) -> Done {
+    patiently(shared, || {
+        lifecycle::requeue::give_back(&shared.pool, &shared.hub, claim, why).map_err(Arc::new)
+    })
+    .await
+}
+
+/// Stops the tree, this step with it. Goes on when the stop that it is has reached this worker.
+async fn exhaust(
+    shared: &Arc<Shared>,
+    claim: &Claim,
+    overdrawn: &Overdrawn,
+) -> Result<bool, Arc<store::Error>> {
+    let (its_shared, overdrawn) = (shared.clone(), overdrawn.clone());
+    let workspace = claim.key.workspace;
+    let stopping = shared.running.spawn(async move {
+        let Shared { pool, hub, .. } = &*its_shared;
+        lifecycle::budget::exhaust(pool, hub, workspace, &overdrawn).await
+    });
+    match stopping.await {
+        Ok(stopped) => Ok(stopped?),
+        Err(_) => Err(store::Error::writer_lost()),
+    }
 }
 
 /// After how many seconds the step is to run again, or why it fails (T-14).
@@ -298,7 +380,7 @@ impl Executed {
 
 /// Carries out one call. `None`: the claim no longer holds.
 async fn execute(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     guard: &Guard,
     context: &Context,
     call: &ToolCall,
@@ -353,7 +435,7 @@ async fn secrets(
 }
 
 async fn execute_with(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     context: &Context,
     claim: &Claim,
     call: &ToolCall,
@@ -376,18 +458,22 @@ async fn execute_with(
             &against,
         ) {
             ToolOutcome::TellModel(text) => Some(Executed::error(text)),
-            ToolOutcome::Delegate(plan) => delegated(
-                lifecycle::delegate::delegate(
+            ToolOutcome::Delegate(plan) => {
+                let made = lifecycle::delegate::delegate(
                     &shared.pool,
                     claim,
                     &context.setup,
                     &plan,
                     shared.tree_size_max,
                 )
-                .await?,
-                claim,
-                plan.advise_inputs,
-            ),
+                .await?;
+                if let Delegated::Overdrawn(overdrawn) = &made
+                    && exhaust(shared, claim, overdrawn).await?
+                {
+                    return Ok(None);
+                }
+                delegated(made, claim, plan.advise_inputs)
+            }
             ToolOutcome::Wait(wait) => {
                 match lifecycle::wait::wait(&shared.pool, &shared.hub, claim, &wait).await? {
                     Waited::Registered { group, callback } => {
@@ -425,6 +511,7 @@ fn delegated(delegated: Delegated, claim: &Claim, advise_inputs: bool) -> Option
             })
         }
         Delegated::Refused(refusal) => Some(Executed::error(refusal.to_string())),
+        Delegated::Overdrawn(overdrawn) => Some(Executed::error(overdrawn.why.message)),
         Delegated::Stale => None,
     }
 }

@@ -526,7 +526,9 @@ impl Hands {
                         self.commit_call(claimed.claim).await;
                     }
                     Delegated::Stale => {}
-                    Delegated::Refused(reason) => panic!("{reason:?}"),
+                    refused @ (Delegated::Refused(_) | Delegated::Overdrawn(_)) => {
+                        panic!("{refused:?}")
+                    }
                 },
                 None => {
                     self.decide(claimed.claim, text, None).await;
@@ -589,6 +591,7 @@ impl Hands {
                     disable_delegation: false,
                     skip_wait: false,
                     metadata: Default::default(),
+                    budget: None,
                     idempotency: None,
                 };
                 let sent = self.submitter.submit(message).await;

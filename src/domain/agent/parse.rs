@@ -8,6 +8,7 @@ use super::{
     AgentDefinition, AgentKind, INSTRUCTIONS_CHARS_MAX, MAX_ITERATIONS_DEFAULT, ModelProvider,
     ModelSettings, NAME_CHARS_MAX, PROFILE_CHARS_MAX, Phase, Reasoning,
 };
+use crate::domain::budget::{Limits, NOTHING};
 use crate::domain::fields::{Fields, InvalidDefinition, Problems};
 use serde_json::{Map, Value};
 
@@ -149,6 +150,19 @@ fn check_config(config: &Map<String, Value>, problems: &mut Problems) {
     if let Some(profile) = problems.object_if_present(config, "config", "delegation_profile") {
         for key in ["description", "example_input"] {
             problems.text_if_present(profile, "config.delegation_profile", key, PROFILE_CHARS_MAX);
+        }
+    }
+    if let Some(budget) = problems.object_if_present(config, "config", "budget") {
+        let problems_before = problems.0.len();
+        let mut fields = Fields {
+            at: "config.budget.".to_owned(),
+            map: budget.clone(),
+            problems,
+        };
+        let limits = Limits::read_fields(&mut fields);
+        fields.refuse_the_rest();
+        if limits.is_empty() && problems.0.len() == problems_before {
+            problems.add("config.budget", NOTHING);
         }
     }
     if let Some(settings) = problems.object_if_present(config, "config", "settings") {
