@@ -8,11 +8,13 @@
 pub mod agents;
 pub mod api_keys;
 pub mod auth;
+pub mod budget;
 pub mod chat;
 pub mod configured_tools;
 pub mod credentials;
 pub mod cursor;
 pub mod dead_events;
+pub mod decision_logs;
 pub mod deletes;
 pub mod error;
 pub mod extract;
@@ -27,16 +29,19 @@ pub mod outage;
 mod page;
 mod paging;
 pub mod rate;
+mod replay;
 mod secret;
 pub mod stream;
 pub mod tasks;
 pub mod tools;
+pub mod usage;
 pub mod waits;
 pub mod workspaces;
 
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::lifecycle::submit::Submitter;
+use crate::llm::Models;
 use crate::prompts::Prompts;
 use crate::runtime::Hub;
 use crate::vault::Vault;
@@ -91,6 +96,8 @@ pub struct Parts {
     pub submitter: Submitter,
     pub auth: Arc<auth::Auth>,
     pub limits: Arc<rate::Limits>,
+    /// Asked again when a decision is replayed.
+    pub models: Models,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
     /// What credentials are encrypted with.
@@ -176,17 +183,20 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(tools::router())
         .merge(configured_tools::router())
         .merge(credentials::router())
+        .merge(budget::router())
         .merge(dead_events::router())
+        .merge(decision_logs::router())
         .merge(flags::router())
         .merge(login::router())
         .merge(members::router())
         .merge(api_keys::router())
+        .merge(usage::router())
         .merge(workspaces::router())
 }
 
-/// Routes that answer for as long as the client listens.
+/// Routes that answer for as long as the client listens, or a model takes.
 fn stream_routes() -> OpenApiRouter<App> {
-    stream::router()
+    stream::router().merge(replay::router())
 }
 
 async fn time_out(State(app): State<App>, request: Request, next: Next) -> Response {

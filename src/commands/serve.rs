@@ -148,6 +148,7 @@ impl Service {
             submitter: submitter.clone(),
             auth,
             limits: Arc::new(Limits::new(&config.limits)),
+            models: models.clone(),
             prompts: prompts.clone(),
             vault: vault.clone(),
             roles: names.into(),

@@ -17,6 +17,7 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         limits,
         auth,
         llm,
+        decision_logs,
         worker,
         orchestrator,
         signals,
@@ -91,6 +92,11 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
             "llm.max_output_tokens",
             llm.max_output_tokens.unwrap_or(1).into(),
             1..=10_000_000,
+        ),
+        (
+            "decision_logs.retention_days",
+            decision_logs.retention_days.into(),
+            1..=3650,
         ),
         ("worker.concurrency", worker.concurrency.into(), 1..=10_000),
         (

@@ -1,6 +1,7 @@
 //! Nouns and rules: no I/O, no async, no SQL. Every decision of the service is a function here, tested as a table.
 
 pub mod agent;
+pub mod budget;
 pub mod configured_tool;
 pub mod credential;
 pub mod decision;
@@ -10,6 +11,7 @@ pub mod flag;
 pub mod grants;
 pub mod ids;
 pub mod member;
+pub mod replay;
 pub mod retry;
 pub mod role;
 pub mod signal;

@@ -5,7 +5,7 @@
 //! transaction has committed. So a child can not end before its await exists, and a call that runs again after a crash
 //! finds either nothing or everything, and starts nothing twice (D-26).
 
-use super::{Draft, TaskChange, is_live, together_or_each};
+use super::{Draft, TaskChange, budget::Overdrawn, is_live, together_or_each};
 use crate::{
     domain::{
         delegation::{Mode, Plan, Refusal, Started, check_targets, check_tree_size},
@@ -38,6 +38,8 @@ pub enum Delegated {
     },
     /// Nothing was created, for a reason that the model is told.
     Refused(Refusal),
+    /// Nothing was created, since a budget does not allow so many children (T-18).
+    Overdrawn(Overdrawn),
     /// The claim no longer holds.
     Stale,
 }
@@ -130,14 +132,19 @@ pub async fn delegate(
             let live = live.entry(request.root()).or_insert(before.live);
             let allowed = check_tree_size(&request.plan, *live, tree_size_max)
                 .and_then(|()| check_targets(&request.plan, &targets.of(claim.key.workspace)));
-            answers.push(match allowed {
-                Err(refusal) => Delegated::Refused(refusal),
-                Ok(()) => {
-                    *live += request.plan.children.len() as i64;
-                    let disabled = before.delegation_disabled;
-                    made.add(request, TaskChange::of(parent), disabled, &targets)
-                }
-            });
+            if let Err(refusal) = allowed {
+                answers.push(Delegated::Refused(refusal));
+                continue;
+            }
+            if request.setup.budgeted
+                && let Some(overdrawn) = count_in_budgets(&mut tx, request).await?
+            {
+                answers.push(Delegated::Overdrawn(overdrawn));
+                continue;
+            }
+            *live += request.plan.children.len() as i64;
+            let parent = TaskChange::of(parent);
+            answers.push(made.add(request, parent, before.delegation_disabled, &targets));
         }
         if !made.tasks.is_empty() {
             store::tasks::insert(&mut tx, &made.tasks, true).await?;
@@ -147,6 +154,23 @@ pub async fn delegate(
         }
         Ok(answers)
     })
+}
+
+/// Counts the children of the call in every budget above it; or tells which one does not allow so many.
+async fn count_in_budgets(
+    conn: &mut PgConnection,
+    request: &Request,
+) -> Result<Option<Overdrawn>, store::Error> {
+    let TaskKey { workspace, task } = request.claim.key.task_key();
+    let budgets = store::budgets::lock_above(conn, workspace, task).await?;
+    let more = request.plan.children.len() as i64;
+    for budget in &budgets {
+        if let Some(told) = budget.limits.refuses_children(budget.children, more) {
+            return Ok(Some(Overdrawn::of(budget, &request.setup, &told)));
+        }
+    }
+    store::budgets::add_children(conn, workspace, &budgets, more).await?;
+    Ok(None)
 }
 
 /// What an earlier attempt of this call has made. Asked before the call is judged anew: limits and rights may have
@@ -248,6 +272,8 @@ impl Made {
                 title: child.title.as_str().to_owned(),
                 metadata: metadata.clone(),
                 priority: parent.state.priority,
+                budget: target.budget,
+                budgeted: setup.budgeted,
                 parent: Some(ParentRef {
                     root: setup.root,
                     task,

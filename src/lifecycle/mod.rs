@@ -1,6 +1,6 @@
 //! The use cases that change a task: one verb per file, one transaction each.
 //!
-//! **Locking order**, kept by every transaction (W-8): tasks, await groups, awaits, then signals and events; within a
+//! **Locking order**, kept by every transaction (W-8): tasks, budgets, await groups, awaits, then signals and events; within a
 //! table by key, so that a parent, which is older, comes before its children. A step is locked after its task. Queue
 //! rows (queued steps, events, pending signals) are taken with `skip locked` and so are never waited for. Locks are
 //! `for no key update`, since an insert that references a row takes a key-share lock on it. A statement that
@@ -10,6 +10,7 @@
 
 pub mod agents;
 pub mod api_keys;
+pub mod budget;
 pub mod checkpoint;
 pub mod claim;
 pub mod complete_awaits;

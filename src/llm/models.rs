@@ -4,13 +4,16 @@ use super::anthropic::Anthropic;
 use super::gemini::Gemini;
 use super::http::{self, Access, Format, HttpModel};
 use super::openai::OpenAi;
+use super::price::cost_micros;
+use super::redact::redact;
 use super::{Model, ModelError, OFFLINE_MODEL, OfflineModel, OnText, Request};
 use crate::config::{self, Config};
 use crate::domain::agent::{ModelProvider, ModelSettings};
-use crate::domain::decision::Decision;
+use crate::domain::decision::{Decision, Usage};
 use reqwest::Url;
 use reqwest::header::HeaderMap;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,12 +155,14 @@ pub struct Models {
     offline: Arc<dyn Model>,
     http: reqwest::Client,
     limits: Limits,
+    prices: Arc<BTreeMap<String, config::Price>>,
 }
 
 struct Configured {
     provider: ModelProvider,
     model_name: Option<String>,
     model: Arc<dyn Model>,
+    api_key: Option<SecretString>,
 }
 
 impl Models {
@@ -168,11 +173,15 @@ impl Models {
             idle_timeout: Duration::from_secs(llm.idle_timeout_seconds),
             max_output_tokens: llm.max_output_tokens,
         };
-        Self::new(
+        let models = Self::new(
             provider_of(llm.provider),
             &ProviderSettings::from_config(llm),
             limits,
-        )
+        )?;
+        Ok(Self {
+            prices: Arc::new(llm.prices.clone()),
+            ..models
+        })
     }
 
     /// `default` answers for agents that name no provider; it must have a model for those that name no model either.
@@ -196,6 +205,7 @@ impl Models {
             configured.push(Configured {
                 provider: settings.provider,
                 model_name,
+                api_key: settings.api_key.clone(),
                 model: settings
                     .client(&http, limits)
                     .map_err(|error| error.under(&section))?,
@@ -207,6 +217,7 @@ impl Models {
             offline: Arc::new(OfflineModel),
             http,
             limits,
+            prices: Arc::default(),
         })
     }
 
@@ -260,6 +271,18 @@ impl Models {
             .unwrap_or_default()
     }
 
+    /// What calls of this model have cost; `None` without a price (T-17).
+    pub fn cost_micros(&self, model: &str, usage: Usage) -> Option<i64> {
+        Some(cost_micros(self.prices.get(model)?, usage))
+    }
+
+    /// The text without the deployment's keys, and without whatever looks like one.
+    pub fn redact(&self, text: &str) -> String {
+        let keys = self.configured.iter().filter_map(|c| c.api_key.as_ref());
+        let keys: Vec<&str> = keys.map(ExposeSecret::expose_secret).collect();
+        redact(text, &keys)
+    }
+
     fn configured(&self, provider: ModelProvider) -> Option<&Configured> {
         self.configured.iter().find(|one| one.provider == provider)
     }
@@ -306,7 +329,6 @@ fn name(provider: ModelProvider) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use secrecy::ExposeSecret;
 
     fn llm(vars: &[(&str, &str)]) -> config::Llm {
         let value = |name: &str| {

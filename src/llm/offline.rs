@@ -47,7 +47,12 @@ fn decide(request: &Request) -> Decision {
         output_tokens: tokens(written).max(1),
         cached_tokens: 0,
     };
-    Decision { text, calls, usage }
+    Decision {
+        text,
+        calls,
+        usage,
+        ..Decision::default()
+    }
 }
 
 fn message_len(message: &Message) -> usize {

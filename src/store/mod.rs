@@ -7,10 +7,12 @@
 pub mod agents;
 pub mod api_keys;
 pub mod awaits;
+pub mod budgets;
 pub mod bus;
 pub mod changes;
 pub mod configured_tools;
 pub mod credentials;
+pub mod decision_logs;
 pub mod events;
 pub mod feeds;
 pub mod flags;
@@ -26,6 +28,7 @@ pub mod steps;
 pub mod task_trees;
 pub mod task_views;
 pub mod tasks;
+pub mod usage;
 pub mod workspaces;
 
 use sqlx::{PgPool, Postgres, Transaction};
@@ -176,6 +179,7 @@ macro_rules! task_setup {
             root: $row.root_task_id,
             depth: i32::from($row.spawn_depth),
             delegation_disabled: $row.delegation_disabled,
+            budgeted: $row.budgeted,
         }
     };
 }

@@ -1,17 +1,16 @@
 //! Loads what claimed steps need, for all of them with one query per table: their agents with tools and roster, and, at
 //! the same time, the histories.
 
-use super::history::history;
 use crate::{
     domain::task::TaskKey,
     lifecycle::checkpoint::PromptRecord,
     llm::{Message, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
+    sent::{SentPrompt, history::history},
     store::{self, items::HistoryItem, steps::Claimed, tasks::Setup},
     tools::{self, Granted},
 };
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use sqlx::PgPool;
 use std::{
@@ -150,16 +149,7 @@ impl Loader {
             .filter_map(|tool| self.spec(tool))
             .collect();
         let system: Arc<str> = sections.joined().into();
-        let parts: Vec<Value> = sections
-            .0
-            .iter()
-            .map(|s| json!({"name": s.name, "text": s.text}))
-            .collect();
-        let schemas: Vec<Value> = tools
-            .iter()
-            .map(|t| json!({"name": t.name, "description": t.description, "parameters": t.parameters}))
-            .collect();
-        let sections = json!({"sections": parts, "tools": schemas});
+        let sections = SentPrompt::record(&sections, &tools);
         let hash = Sha256::digest(sections.to_string().as_bytes()).into();
         Ok(Shared {
             system,

@@ -2,7 +2,6 @@
 //! runs.
 
 mod context;
-mod history;
 mod lease;
 mod turn;
 
@@ -49,6 +48,7 @@ struct Shared {
     held: Arc<Held>,
     running: TaskTracker,
     limits: delegation::Limits,
+    max_output_tokens: Option<u32>,
     retry: retry::Limits,
     lease: Duration,
     result_chars: usize,
@@ -103,6 +103,7 @@ impl Worker {
                 default_timeout_minutes: spawn.default_timeout_minutes,
                 max_timeout_minutes: spawn.max_timeout_minutes,
             },
+            max_output_tokens: config.llm.max_output_tokens,
             retry: retry::Limits {
                 attempts_max: config.llm.max_attempts,
                 base: Duration::from_millis(config.llm.retry_base_ms),
@@ -306,8 +307,7 @@ async fn fail(
     let failure = crate::domain::task::Failure::new(code, message);
     let outcome = Outcome::Failed {
         failure,
-        model: None,
-        seen_seq: None,
+        asked: None,
     };
     let claim = step.claim;
     turn::commit(shared, Commit { claim, outcome })

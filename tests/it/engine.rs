@@ -128,6 +128,7 @@ impl Engine {
             disable_delegation: false,
             skip_wait: false,
             metadata: Default::default(),
+            budget: None,
             idempotency: None,
         }
     }

@@ -11,6 +11,7 @@ use reconvene::bus::Bus;
 use reconvene::config::Config;
 use reconvene::domain::ids::{AgentId, GroupId, ItemId, ProcessId, StepId, TaskId, WorkspaceId};
 use reconvene::lifecycle::submit::Submitter;
+use reconvene::llm::Models;
 use reconvene::prompts::Prompts;
 use reconvene::runtime::Hub;
 use reconvene::vault::Vault;
@@ -53,6 +54,7 @@ impl Api {
             submitter: Submitter::start(pool.clone(), hub.clone()),
             auth: Arc::new(Auth::new(&config.auth).expect("a usable auth section")),
             limits: Arc::new(Limits::new(&config.limits)),
+            models: Models::from_config(&config.llm).expect("a usable llm section"),
             prompts: Arc::new(Prompts::load(None).expect("the compiled-in prompts")),
             vault: Arc::new(Vault::from_config(&config.credentials)),
             pool: pool.clone(),

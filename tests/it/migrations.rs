@@ -244,7 +244,9 @@ async fn filled() -> (Engine, Gate, TaskId) {
         insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'c', 'k', '' from workspaces;
         insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
             select id, id, 't', 'ask_user', '', '{}' from workspaces;
-        insert into configured_tool_credentials select id, id, id from workspaces";
+        insert into configured_tool_credentials select id, id, id from workspaces;
+        insert into budgets (workspace_id, id, tokens_max) select id, id, 1000000000 from workspaces;
+        insert into budget_calls select workspace_id, workspace_id, id, 1, 1, 1 from tasks";
     sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
     for (table, count) in rows(&engine.pool).await {
         assert!(count > 0, "{table} is empty");

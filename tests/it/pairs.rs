@@ -21,7 +21,9 @@ use reconvene::{
     },
     lifecycle::{
         self,
-        checkpoint::{Called, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord},
+        checkpoint::{
+            Asked, Called, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord,
+        },
         claim::claim,
         delegate::{Delegated, Request},
         delete::delete,
@@ -471,14 +473,17 @@ impl Hands {
                 calls: delegating.map(call).into_iter().collect(),
                 ..Decision::default()
             },
-            prompt: Arc::new(PromptRecord {
-                hash: [7; 32],
-                sections: json!({}),
-            }),
-            seen_seq,
-            model: "stub".into(),
-            latency_ms: 1,
-            retries: 0,
+            asked: Asked {
+                prompt: Arc::new(PromptRecord {
+                    hash: [7; 32],
+                    sections: json!({}),
+                }),
+                seen_seq,
+                model: "stub".into(),
+                latency_ms: 1,
+                retries: 0,
+                spent: Default::default(),
+            },
         };
         self.commit(claim, Outcome::Decided(Box::new(decided)))
             .await
@@ -521,7 +526,9 @@ impl Hands {
                         self.commit_call(claimed.claim).await;
                     }
                     Delegated::Stale => {}
-                    Delegated::Refused(reason) => panic!("{reason:?}"),
+                    refused @ (Delegated::Refused(_) | Delegated::Overdrawn(_)) => {
+                        panic!("{refused:?}")
+                    }
                 },
                 None => {
                     self.decide(claimed.claim, text, None).await;
@@ -584,6 +591,7 @@ impl Hands {
                     disable_delegation: false,
                     skip_wait: false,
                     metadata: Default::default(),
+                    budget: None,
                     idempotency: None,
                 };
                 let sent = self.submitter.submit(message).await;
