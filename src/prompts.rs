@@ -6,7 +6,7 @@
 //! here knows the time or the task. Everything is checked at the start, with a trial rendering, so that a mistake in an
 //! operator's file is not found by a user.
 
-use crate::domain::agent::{Phase, RosterEntry};
+use crate::domain::agent::{Phase, RosterEntry, resolve_mentions};
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, context};
 use std::collections::BTreeMap;
@@ -169,11 +169,13 @@ impl Prompts {
         prompt: &SystemPrompt<'_>,
         roster: Vec<Value>,
     ) -> Result<Sections, PromptError> {
+        let resolved = |text| resolve_mentions(text, prompt.roster.unwrap_or_default());
         let phases: Vec<Value> = prompt
             .phases
             .iter()
             .map(|phase| {
-                context! { name => &phase.name, instructions => &phase.instructions, tools => &phase.tools }
+                let instructions = resolved(&phase.instructions);
+                context! { name => &phase.name, instructions => instructions, tools => &phase.tools }
             })
             .collect();
         let rendered = self
@@ -182,7 +184,7 @@ impl Prompts {
             .and_then(|template| {
                 template.render(context! {
                     agent_name => prompt.agent_name,
-                    instructions => prompt.instructions,
+                    instructions => resolved(prompt.instructions),
                     phases => phases,
                     can_delegate => prompt.roster.is_some(),
                     roster => roster,
@@ -391,6 +393,36 @@ mod tests {
         assert!(!alone.joined().contains("delegate"));
         let nobody = prompts.system(&prompt("Plan.", Some(&[]))).unwrap();
         assert!(nobody.0[3].text.ends_with("do not call `delegate_tasks`."));
+    }
+
+    #[test]
+    fn names_in_instructions_are_resolved_where_there_is_a_roster() {
+        //
+        let prompts = Prompts::load(None).unwrap();
+        let phases = [Phase {
+            name: "@Writer".into(),
+            instructions: "Then @Writer.".into(),
+            tools: vec![],
+        }];
+        let roster = [entry("Writer", false)];
+        let texts = |roster| {
+            let with = SystemPrompt {
+                phases: &phases,
+                ..prompt("Ask @Writer or @Nobody.", roster)
+            };
+            let sections = prompts.system(&with).unwrap();
+            [sections.0[0].text.clone(), sections.0[1].text.clone()]
+        };
+        let id = uuid::Uuid::nil();
+        let [own, phase] = texts(Some(&roster));
+        assert!(own.ends_with(&format!("Ask @Writer (agent_group_id: {id}) or @Nobody.")));
+        assert!(phase.ends_with(&format!(
+            "## 1. @Writer\n\nThen @Writer (agent_group_id: {id})."
+        )));
+        for nobody in [None, Some(&[][..])] {
+            let [own, phase] = texts(nobody);
+            assert!(own.ends_with("Ask @Writer or @Nobody.") && phase.ends_with("Then @Writer."));
+        }
     }
 
     #[test]

@@ -38,6 +38,7 @@ use crate::bus::Bus;
 use crate::config::Config;
 use crate::lifecycle::submit::Submitter;
 use crate::prompts::Prompts;
+use crate::roster::Assembler;
 use crate::runtime::Hub;
 use crate::vault::Vault;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
@@ -74,6 +75,8 @@ pub struct App {
     pub submitter: Submitter,
     pub auth: Arc<auth::Auth>,
     pub limits: Arc<rate::Limits>,
+    /// Whom agents may name.
+    pub roster: Arc<Assembler>,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
     /// What credentials are encrypted with.

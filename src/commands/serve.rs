@@ -9,6 +9,7 @@ use crate::lifecycle::submit::Submitter;
 use crate::llm::Models;
 use crate::orchestrator::Orchestrator;
 use crate::prompts::Prompts;
+use crate::roster::Assembler;
 use crate::runtime::{Hub, Shutdown};
 use crate::vault::Vault;
 use crate::worker::Worker;
@@ -148,6 +149,7 @@ impl Service {
             submitter: submitter.clone(),
             auth,
             limits: Arc::new(Limits::new(&config.limits)),
+            roster: Arc::new(Assembler::with_base_tools(config.spawn_tasks.max_depth)),
             prompts: prompts.clone(),
             vault: vault.clone(),
             roles: names.into(),

@@ -4,10 +4,12 @@
 //! comes back from the database is read leniently (serde, absent fields get their default), so that an old version
 //! stays readable. Whether the named tools exist is not asked here: `grants` decides what is usable at run time.
 
+mod mentions;
 mod parse;
 mod roster_entry;
 
 pub use super::fields::{FieldError, InvalidDefinition};
+pub use mentions::{Unresolved, resolve_mentions};
 pub(in crate::domain) use parse::merge_patch;
 pub use roster_entry::{RosterEntry, harmless_name};
 

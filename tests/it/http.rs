@@ -12,6 +12,7 @@ use reconvene::config::Config;
 use reconvene::domain::ids::{AgentId, GroupId, ItemId, ProcessId, StepId, TaskId, WorkspaceId};
 use reconvene::lifecycle::submit::Submitter;
 use reconvene::prompts::Prompts;
+use reconvene::roster::Assembler;
 use reconvene::runtime::Hub;
 use reconvene::vault::Vault;
 use serde_json::{Value, json};
@@ -53,6 +54,7 @@ impl Api {
             submitter: Submitter::start(pool.clone(), hub.clone()),
             auth: Arc::new(Auth::new(&config.auth).expect("a usable auth section")),
             limits: Arc::new(Limits::new(&config.limits)),
+            roster: Arc::new(Assembler::with_base_tools(config.spawn_tasks.max_depth)),
             prompts: Arc::new(Prompts::load(None).expect("the compiled-in prompts")),
             vault: Arc::new(Vault::from_config(&config.credentials)),
             pool: pool.clone(),
