@@ -111,6 +111,9 @@ pub enum Error {
     /// 422 with a code of its own, for a rule that is not about one field.
     #[error("{code}")]
     Unprocessable { code: &'static str, detail: String },
+    /// 502: somebody whom this service has asked did not answer, or not as needed.
+    #[error("{code}")]
+    Upstream { code: &'static str, detail: String },
     #[error("the request took longer than {limit_seconds} s")]
     Timeout { limit_seconds: u64 },
     #[error("the database is unavailable")]
@@ -180,6 +183,7 @@ impl Error {
                 (StatusCode::PRECONDITION_REQUIRED, "precondition_required")
             }
             Unprocessable { code, .. } => (StatusCode::UNPROCESSABLE_ENTITY, code),
+            Upstream { code, .. } => (StatusCode::BAD_GATEWAY, code),
             Timeout { .. } => (StatusCode::SERVICE_UNAVAILABLE, "request_timeout"),
             DatabaseUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "database_unavailable"),
             KeysUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "keys_unavailable"),
@@ -214,7 +218,8 @@ impl Error {
             Conflict { detail, .. }
             | PreconditionFailed { detail, .. }
             | PreconditionRequired { detail }
-            | Unprocessable { detail, .. } => detail.clone(),
+            | Unprocessable { detail, .. }
+            | Upstream { detail, .. } => detail.clone(),
             Timeout { limit_seconds } => format!(
                 "The request took longer than {limit_seconds} seconds and was given up. Repeat it, with the same Idempotency-Key if it creates something."
             ),

@@ -26,6 +26,7 @@ mod openapi;
 pub mod outage;
 mod page;
 mod paging;
+mod profiles;
 pub mod rate;
 mod secret;
 pub mod stream;
@@ -37,6 +38,7 @@ pub mod workspaces;
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::lifecycle::submit::Submitter;
+use crate::profiles::Profiles;
 use crate::prompts::Prompts;
 use crate::roster::Assembler;
 use crate::runtime::Hub;
@@ -77,6 +79,8 @@ pub struct App {
     pub limits: Arc<rate::Limits>,
     /// Whom agents may name.
     pub roster: Arc<Assembler>,
+    /// What writes delegation profiles.
+    pub profiles: Arc<Profiles>,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
     /// What credentials are encrypted with.
@@ -160,6 +164,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(deletes::router())
         .merge(waits::router())
         .merge(agents::router())
+        .merge(profiles::router())
         .merge(tools::router())
         .merge(configured_tools::router())
         .merge(credentials::router())

@@ -42,6 +42,7 @@ mod overload;
 mod pairs;
 mod process;
 mod processes;
+mod profiles;
 mod program;
 mod races;
 mod resumes;

@@ -6,7 +6,7 @@
 
 use super::{
     AgentDefinition, AgentKind, INSTRUCTIONS_CHARS_MAX, MAX_ITERATIONS_DEFAULT, ModelProvider,
-    ModelSettings, NAME_CHARS_MAX, Phase, Reasoning,
+    ModelSettings, NAME_CHARS_MAX, PROFILE_CHARS_MAX, Phase, Reasoning,
 };
 use crate::domain::fields::{Fields, InvalidDefinition, Problems};
 use serde_json::{Map, Value};
@@ -16,7 +16,6 @@ const PHASE_INSTRUCTIONS_CHARS_MAX: usize = 50_000;
 const MODEL_NAME_CHARS_MAX: usize = 200;
 const MAX_ITERATIONS: u64 = 1_000;
 const OUTPUT_TOKENS_MAX: u64 = 1_000_000;
-const PROFILE_CHARS_MAX: usize = 4_000;
 
 impl AgentDefinition {
     /// Reads a whole definition. Absent and null fields get their defaults; `name` is required.
