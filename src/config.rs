@@ -33,6 +33,7 @@ pub struct Config {
     pub credentials: Credentials,
     pub llm: Llm,
     pub decision_logs: DecisionLogs,
+    pub delegation_profiles: DelegationProfiles,
     pub worker: Worker,
     pub orchestrator: Orchestrator,
     pub signals: Signals,
@@ -182,6 +183,17 @@ pub struct ProviderSection {
     pub base_url: Option<String>,
     pub api_key: Option<SecretString>,
     pub model: Option<String>,
+}
+
+/// Who writes delegation profiles.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DelegationProfiles {
+    /// One that has settings, or offline. `None`: the deployment's.
+    pub provider: Option<Provider>,
+    pub model: Option<String>,
+    /// Agents of one backfill that are worked on at once.
+    pub concurrency: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -28,6 +28,7 @@ mod openapi;
 pub mod outage;
 mod page;
 mod paging;
+mod profiles;
 pub mod rate;
 mod replay;
 mod secret;
@@ -42,7 +43,9 @@ use crate::bus::Bus;
 use crate::config::Config;
 use crate::lifecycle::submit::Submitter;
 use crate::llm::Models;
+use crate::profiles::Profiles;
 use crate::prompts::Prompts;
+use crate::roster::Assembler;
 use crate::runtime::Hub;
 use crate::vault::Vault;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
@@ -98,6 +101,10 @@ pub struct Parts {
     pub limits: Arc<rate::Limits>,
     /// Asked again when a decision is replayed.
     pub models: Models,
+    /// Whom agents may name.
+    pub roster: Arc<Assembler>,
+    /// What writes delegation profiles.
+    pub profiles: Arc<Profiles>,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
     /// What credentials are encrypted with.
@@ -180,6 +187,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(deletes::router())
         .merge(waits::router())
         .merge(agents::router())
+        .merge(profiles::router())
         .merge(tools::router())
         .merge(configured_tools::router())
         .merge(credentials::router())

@@ -8,7 +8,9 @@ use crate::domain::ids::ProcessId;
 use crate::lifecycle::submit::Submitter;
 use crate::llm::Models;
 use crate::orchestrator::Orchestrator;
+use crate::profiles::Profiles;
 use crate::prompts::Prompts;
+use crate::roster::Assembler;
 use crate::runtime::{Hub, Shutdown};
 use crate::vault::Vault;
 use crate::worker::Worker;
@@ -110,6 +112,14 @@ impl Service {
         let submitter = Submitter::start(pool.clone(), hub.clone());
         let models = Models::from_config(&config.llm)?;
         let prompts = Arc::new(Prompts::load(config.prompts_dir.as_deref())?);
+        let roster = Arc::new(Assembler::with_base_tools(config.spawn_tasks.max_depth));
+        let profiles = Arc::new(Profiles::new(
+            &config,
+            pool.clone(),
+            models.clone(),
+            prompts.clone(),
+            roster.clone(),
+        ));
         let vault = Arc::new(Vault::from_config(&config.credentials));
         let auth = Arc::new(Auth::new(&config.auth)?);
         let listener = match roles.api {
@@ -149,6 +159,8 @@ impl Service {
             auth,
             limits: Arc::new(Limits::new(&config.limits)),
             models: models.clone(),
+            roster,
+            profiles: profiles.clone(),
             prompts: prompts.clone(),
             vault: vault.clone(),
             roles: names.into(),

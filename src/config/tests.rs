@@ -132,6 +132,8 @@ fn every_leaf_is_overridden_by_its_variable() {
                 &[],
             ),
         ),
+        ("delegation_profiles.provider", ("offline", &[])),
+        ("delegation_profiles.model", ("m", &[])),
         ("worker.tags", ("gpu, eu", &[])),
         ("http.allow_private_addresses", ("true", &[])),
         ("log.level", ("debug", &[])),
@@ -500,6 +502,19 @@ fn contradictions_stop_the_start() {
             ],
             "llm.retry_base_ms",
         ),
+        (
+            &[("DELEGATION_PROFILES_PROVIDER", "gemini")],
+            "delegation_profiles.provider",
+        ),
+        (
+            &[
+                ("LLM_PROVIDER", "gemini"),
+                ("LLM_MODEL", "m"),
+                ("LLM_PROVIDERS_OPENAI_API_KEY", "sk-1"),
+                ("DELEGATION_PROFILES_PROVIDER", "openai"),
+            ],
+            "delegation_profiles.model",
+        ),
         (&[("DATABASE_URL", "mysql://u:hush@h/d")], "database.url"),
         (&[("WORKER_TAGS", "a b")], "worker.tags"),
         (&[("LOG_LEVEL", "loud")], "log.level"),
@@ -517,6 +532,13 @@ fn contradictions_stop_the_start() {
         ("LLM_PROVIDERS_GEMINI_MODEL", "m"),
     ];
     assert!(load(&own_section).is_ok());
+    let of_profiles = [
+        ("LLM_PROVIDER", "openai"),
+        ("LLM_MODEL", "m"),
+        ("LLM_PROVIDERS_GEMINI_API_KEY", "sk-1"),
+        ("DELEGATION_PROFILES_PROVIDER", "gemini"),
+    ];
+    assert!(load(&of_profiles).is_ok());
 }
 
 #[test]

@@ -4,12 +4,16 @@
 //! comes back from the database is read leniently (serde, absent fields get their default), so that an old version
 //! stays readable. Whether the named tools exist is not asked here: `grants` decides what is usable at run time.
 
+mod mentions;
+mod new_profile;
 mod parse;
 mod roster_entry;
 
 pub use super::fields::{FieldError, InvalidDefinition};
+pub use mentions::{Unresolved, resolve_mentions};
+pub use new_profile::NewProfile;
 pub(in crate::domain) use parse::merge_patch;
-pub use roster_entry::{RosterEntry, RosterLines, harmless_name};
+pub use roster_entry::{RosterEntry, RosterLines, harmless, harmless_name};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

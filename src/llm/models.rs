@@ -70,7 +70,7 @@ impl ProviderSettings {
     /// Those of `llm` by provider, the deployment's default first. A key at the top of `llm` is the default provider's,
     /// and wins over the same key in its own section. A provider of whom nothing is said is not there.
     pub fn from_config(llm: &config::Llm) -> Vec<Self> {
-        let default = provider_of(llm.provider);
+        let default = ModelProvider::from(llm.provider);
         let sections = [
             (ModelProvider::OpenAi, &llm.providers.openai),
             (ModelProvider::Anthropic, &llm.providers.anthropic),
@@ -174,7 +174,7 @@ impl Models {
             max_output_tokens: llm.max_output_tokens,
         };
         let models = Self::new(
-            provider_of(llm.provider),
+            llm.provider.into(),
             &ProviderSettings::from_config(llm),
             limits,
         )?;
@@ -298,12 +298,14 @@ impl Models {
     }
 }
 
-fn provider_of(provider: config::Provider) -> ModelProvider {
-    match provider {
-        config::Provider::OpenAi => ModelProvider::OpenAi,
-        config::Provider::Anthropic => ModelProvider::Anthropic,
-        config::Provider::Gemini => ModelProvider::Gemini,
-        config::Provider::Offline => ModelProvider::Offline,
+impl From<config::Provider> for ModelProvider {
+    fn from(provider: config::Provider) -> Self {
+        match provider {
+            config::Provider::OpenAi => ModelProvider::OpenAi,
+            config::Provider::Anthropic => ModelProvider::Anthropic,
+            config::Provider::Gemini => ModelProvider::Gemini,
+            config::Provider::Offline => ModelProvider::Offline,
+        }
     }
 }
 

@@ -44,14 +44,7 @@ pub struct Loader {
 impl Loader {
     /// `max_depth` is `spawn_tasks.max_depth`; `result_chars` caps a tool result in the history.
     pub fn new(prompts: Arc<Prompts>, max_depth: u32, result_chars: usize) -> Self {
-        let catalogue = tools::catalogue();
-        let infos = catalogue.iter().map(|t| crate::domain::grants::ToolInfo {
-            name: t.name,
-            default_enabled: t.default_enabled,
-            delegates: t.delegates,
-        });
-        let assembler = Assembler::new(infos.collect(), max_depth as i32);
-        let specs = catalogue
+        let specs = tools::catalogue()
             .into_iter()
             .map(|t| {
                 (
@@ -65,7 +58,7 @@ impl Loader {
             })
             .collect();
         Self {
-            assembler,
+            assembler: Assembler::with_base_tools(max_depth),
             prompts,
             specs,
             result_chars,

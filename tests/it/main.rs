@@ -44,6 +44,7 @@ mod overload;
 mod pairs;
 mod process;
 mod processes;
+mod profiles;
 mod program;
 mod races;
 mod resumes;

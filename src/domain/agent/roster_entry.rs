@@ -134,7 +134,7 @@ pub fn harmless_name(name: &str) -> String {
 }
 
 /// The text as one harmless line of at most `chars_max` characters, visibly cut if it was longer.
-fn harmless(text: &str, chars_max: usize) -> String {
+pub fn harmless(text: &str, chars_max: usize) -> String {
     let mut visible = String::new();
     for c in text.chars().filter(|c| !is_invisible(*c)).map(plain) {
         if is_syntax(visible.chars().next_back(), c) {
