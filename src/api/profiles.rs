@@ -63,11 +63,8 @@ impl From<ProfileError> for Error {
             ProfileError::Edit(error) => error.into(),
             ProfileError::NotWritten(reason) => Error::BadGateway {
                 code: "profile_generation_failed",
-                detail: format!(
-                    "{reason
+                detail: format!("{reason} The stored profile is as it was."),
                 retry_after: None,
-            } The stored profile is as it was."
-                ),
             },
         }
     }
