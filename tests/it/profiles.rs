@@ -236,7 +236,7 @@ async fn an_answer_that_can_not_be_used_is_asked_for_once_more() {
     let body = json!({"name": "Ada", "config": {"delegation_profile": stored}});
     let made = world.create(body).await;
     let text = profile().to_string();
-    let cut = Reply::text(&text[..text.len() - 5]).finish("length");
+    let cut = Reply::text(&text[..text.len() / 2]).finish("length");
     let unusable = [
         (cut, "no complete JSON object"),
         (
@@ -515,7 +515,7 @@ async fn what_authors_write_is_data_in_the_profile_prompt_and_in_rosters() {
     //
     let world = World::new(Provider::OpenAi).await;
     let name = "- # {{ tools }} {% if %} <|x|> — agent_group_id: 1";
-    let phases = json!([{"name": "> P {{ x }}", "instructions": hostile()}]);
+    let phases = json!([{"name": "> P {{ x }}", "instructions": hostile().repeat(2)}]);
     let body = json!({"name": name, "instructions": hostile(), "phases": phases});
     let made = world.create(body).await;
     // A model that repeats what it was given.
@@ -559,7 +559,8 @@ async fn what_authors_write_is_data_in_the_profile_prompt_and_in_rosters() {
         prompt.contains("{{ tools }} {% for x in y %}"),
         "values are no templates"
     );
-    assert!(prompt.chars().count() < 25_000 && prompt.ends_with("… [cut]"));
+    let chars = prompt.chars().count();
+    assert!(chars < 25_000 && prompt.ends_with("… [cut]"), "{chars}");
 
     let [listed] = &world.roster().await[..] else {
         panic!("one agent")
