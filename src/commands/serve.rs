@@ -108,7 +108,7 @@ impl Service {
         let shutdown = Shutdown::new();
         let hub = Arc::new(Hub::new(ProcessId::new()));
         let submitter = Submitter::start(pool.clone(), hub.clone());
-        let models = Models::from_config(&config.llm)?;
+        let models = Models::from_config(&config)?;
         let prompts = Arc::new(Prompts::load(config.prompts_dir.as_deref())?);
         let vault = Arc::new(Vault::from_config(&config.credentials));
         let auth = Arc::new(Auth::new(&config.auth)?);

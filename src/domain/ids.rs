@@ -58,6 +58,8 @@ id! {
     CredentialId,
     /// A base tool with bindings.
     ConfiguredToolId,
+    /// Where a workspace's own models answer.
+    ModelProviderId,
     /// One source-mode enumeration.
     BatchRunId,
     /// A local user.

@@ -10,6 +10,7 @@ pub mod flag;
 pub mod grants;
 pub mod ids;
 pub mod member;
+pub mod model_provider;
 pub mod retry;
 pub mod role;
 pub mod signal;

@@ -87,7 +87,7 @@ pub enum Retry {
 }
 
 impl ModelError {
-    fn never(message: impl Into<String>) -> Self {
+    pub fn never(message: impl Into<String>) -> Self {
         Self {
             retry: Retry::Never,
             status: None,

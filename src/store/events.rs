@@ -50,7 +50,8 @@ pub async fn lock_due_with_tasks_all_workspaces(
             t.seen_seq, t.turn, t.decides_left, t.agent_workspace_id as "agent_workspace_id: WorkspaceId",
             t.agent_id as "agent_id: AgentId", t.agent_version, t.spawn_depth,
             t.root_task_id as "root_task_id: TaskId",
-            t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
+            t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!",
+            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!"
         from due e
         join tasks t on t.workspace_id = e.workspace_id and t.id = e.task_id
         order by t.workspace_id, t.id

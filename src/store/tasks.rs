@@ -89,7 +89,7 @@ pub async fn lock(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskS
     Ok(rows.into_iter().map(|r| super::task_state!(r)).collect())
 }
 
-/// What never changes of how a task runs.
+/// How a task runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     pub agent: AgentRef,
@@ -98,6 +98,8 @@ pub struct Setup {
     pub depth: i32,
     /// The task, or one above it, was created with `disable_delegation` (T-9).
     pub delegation_disabled: bool,
+    /// The workspace has model providers of its own (L-10). All else here never changes.
+    pub own_models: bool,
 }
 
 /// As [`lock`], but leaves out tasks that somebody else has locked: it never waits.
@@ -111,7 +113,8 @@ pub async fn lock_free(
             t.deleted_at is not null as "deleted!", t.parent_task_id is not null as "is_child!", t.stop_generation,
             t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
             t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
-            t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!"
+            t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!",
+            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!"
         from tasks t
         join (select distinct * from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)) k
             on t.workspace_id = k.workspace_id and t.id = k.id

@@ -127,7 +127,11 @@ async fn decide(
     slot: &mut Option<OwnedSemaphorePermit>,
 ) -> Result<Option<Vec<ToolCall>>, Arc<store::Error>> {
     let claim = step.claim;
-    let model = shared.models.name_for(&prepared.request.model);
+    let settings = &prepared.request.model;
+    let model = match &prepared.own {
+        Some(Ok(own)) => own.name_for(settings),
+        Some(Err(_)) | None => shared.models.name_for(settings),
+    };
     let begun = Instant::now();
     let outcome = match ask(shared, &claim, prepared).await {
         Ok(decision) => Outcome::Decided(Box::new(Decided {
@@ -203,11 +207,13 @@ async fn ask(shared: &Shared, claim: &Claim, prepared: &Prepared) -> Result<Deci
         if round > 0 || claim.attempt > 1 {
             shared.hub.answer_begins_anew(workspace, task, turn);
         }
-        let decision = shared
-            .models
-            .decide(&prepared.request, &on_text)
-            .await
-            .map_err(Unanswered::Error)?;
+        let (models, request) = (&shared.models, &prepared.request);
+        let answer = match &prepared.own {
+            None => models.decide(request, &on_text).await,
+            Some(Ok(own)) => models.decide_with(own, request, &on_text).await,
+            Some(Err(reason)) => Err(reason.clone()),
+        };
+        let decision = answer.map_err(Unanswered::Error)?;
         if !decision.calls.is_empty() || !decision.text.trim().is_empty() {
             return Ok(decision);
         }

@@ -1,5 +1,7 @@
 //! The commands as an operator's script sees them: exit codes, standard output, messages (P-30).
 
+use crate::support;
+use sqlx::{ConnectOptions, Connection, PgConnection};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -261,6 +263,43 @@ fn listening(status: u16, body: &'static str) -> String {
         }
     });
     address
+}
+
+// L-9: what is stored under a key that is gone shows before a task needs it.
+#[tokio::test]
+async fn doctor_tells_which_keys_of_the_operator_are_missing() {
+    let options = support::fresh_database().await;
+    let url = options.to_url_lossy().to_string();
+    let folder = Folder::new();
+    let key = format!("k1:{}", "0f".repeat(32));
+    let env = [
+        ("DATABASE_URL", url.as_str()),
+        (
+            "AUTH_JWT_SECRET",
+            "a secret for tests, of more than 32 bytes",
+        ),
+    ];
+    let with_key = [env.as_slice(), &[("CREDENTIALS_KEYS", key.as_str())]].concat();
+    let warned = folder.run(&env, &["doctor"]);
+    assert!(expect(&warned, 0).contains("no key to encrypt with"));
+    let fine = folder.run(&with_key, &["doctor"]);
+    assert!(expect(&fine, 0).contains("0 stored values; new ones are under the key `k1`"));
+    let mut conn = PgConnection::connect_with(&options).await.unwrap();
+    let sql = "insert into workspaces (id, slug, name) values (gen_random_uuid(), 'w', 'W');
+        insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'a', 'k1', '' from workspaces;
+        insert into credentials (workspace_id, id, name, key_id, sealed)
+            select id, gen_random_uuid(), 'b', 'old', '' from workspaces;
+        insert into model_providers (workspace_id, id, name, kind, is_default, key_id, sealed)
+            select id, id, 'm', 'openai', true, 'old', '' from workspaces;
+        insert into model_providers (workspace_id, id, name, kind, is_default)
+            select id, gen_random_uuid(), 'n', 'openai', false from workspaces";
+    sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
+    let failed = folder.run(&with_key, &["doctor"]);
+    let text = expect(&failed, 1);
+    assert!(
+        text.contains("can not be read: 2 under the key `old`\n"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -37,6 +37,7 @@ mod main_job;
 mod messages;
 mod migrations;
 mod model;
+mod model_providers;
 mod offline_demo;
 mod overload;
 mod pairs;

@@ -244,7 +244,9 @@ async fn filled() -> (Engine, Gate, TaskId) {
         insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'c', 'k', '' from workspaces;
         insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
             select id, id, 't', 'ask_user', '', '{}' from workspaces;
-        insert into configured_tool_credentials select id, id, id from workspaces";
+        insert into configured_tool_credentials select id, id, id from workspaces;
+        insert into model_providers (workspace_id, id, name, kind, is_default, key_id, sealed)
+            select id, id, 'm', 'openai', true, 'k', '' from workspaces";
     sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
     for (table, count) in rows(&engine.pool).await {
         assert!(count > 0, "{table} is empty");

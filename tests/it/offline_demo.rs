@@ -51,7 +51,7 @@ async fn story(message: &str, roster: &[RosterEntry], output: &str) -> (delegati
         .into(),
         cache_key: String::new(),
     };
-    let models = Models::from_config(&Config::from_defaults().llm).unwrap();
+    let models = Models::from_config(&Config::from_defaults()).unwrap();
     let decision = models.decide(&request, &|_| {}).await.unwrap();
     let [call] = &decision.calls[..] else {
         panic!("one call: {decision:?}")

@@ -7,7 +7,8 @@ use crate::http::{Answer, Api, agent, group, request, step, task, user_message, 
 use axum::http::Method;
 use reconvene::api::auth::Role;
 use reconvene::domain::ids::{
-    AgentId, ApiKeyId, BatchRunId, ConfiguredToolId, CredentialId, MemberId, TaskId, WorkspaceId,
+    AgentId, ApiKeyId, BatchRunId, ConfiguredToolId, CredentialId, MemberId, ModelProviderId,
+    TaskId, WorkspaceId,
 };
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -133,6 +134,7 @@ struct Things {
     credential: CredentialId,
     configured_tool: ConfiguredToolId,
     dead_event: i64,
+    model_provider: ModelProviderId,
     member: MemberId,
     api_key: ApiKeyId,
 }
@@ -178,6 +180,13 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
     .execute(pool)
     .await
     .unwrap();
+    let model_provider = ModelProviderId::new();
+    sqlx::query("insert into model_providers (workspace_id, id, name, kind, is_default) values ($1, $2, 'm', 'openai', false)")
+        .bind(workspace)
+        .bind(model_provider)
+        .execute(pool)
+        .await
+        .unwrap();
     let dead_event = sqlx::query_scalar(
         "insert into orchestrator_events (workspace_id, task_id, kind, dead_at) values ($1, $2, 'new_message', now())
         returning id",
@@ -209,6 +218,7 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         batch_run,
         credential,
         configured_tool,
+        model_provider,
         dead_event,
         member,
         api_key,
@@ -223,6 +233,7 @@ impl Things {
             batch_run: BatchRunId::new(),
             credential: CredentialId::new(),
             configured_tool: ConfiguredToolId::new(),
+            model_provider: ModelProviderId::new(),
             dead_event: i64::MAX,
             member: MemberId::new(),
             api_key: ApiKeyId::new(),
@@ -243,6 +254,9 @@ impl Things {
             "id" if path.starts_with("/api/credentials/") => Some(self.credential.to_string()),
             "id" if path.starts_with("/api/configured-tools/") => {
                 Some(self.configured_tool.to_string())
+            }
+            "id" if path.starts_with("/api/model-providers/") => {
+                Some(self.model_provider.to_string())
             }
             "parentTaskId" | "task_id" | "taskId" => Some(self.task.to_string()),
             "agentGroupId" | "agent_group_id" => Some(self.agent.to_string()),
@@ -377,6 +391,7 @@ async fn another_workspaces_things_do_not_exist() {
                 foreign.api_key.to_string(),
                 foreign.credential.to_string(),
                 foreign.configured_tool.to_string(),
+                foreign.model_provider.to_string(),
                 ours.to_string(),
             ] {
                 assert!(!list.contains(&id), "{name} shows {id}");

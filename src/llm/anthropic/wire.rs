@@ -3,8 +3,9 @@
 //! The route is strict: roles alternate, so neighbours of one role are one message; results stand first in theirs; no text
 //! is blank; ids of calls are of few characters and never repeat in a conversation, whoever made them (H-24).
 
-use crate::domain::agent::{ModelProvider, Reasoning};
+use crate::domain::agent::Reasoning;
 use crate::domain::decision::ToolCall;
+use crate::domain::model_provider::ProviderKind;
 use crate::llm::http::Ask;
 use crate::llm::names::wire_name;
 use crate::llm::{Message, kept};
@@ -307,7 +308,7 @@ enum Before<'a> {
 }
 
 fn kept_before<'a>(call: &'a ToolCall, model: &str) -> Vec<Before<'a>> {
-    let kept = kept::of(call, ModelProvider::Anthropic, model);
+    let kept = kept::of(call, ProviderKind::Anthropic, model);
     let blocks = kept.and_then(Value::as_array).into_iter().flatten();
     blocks
         .filter_map(|block| Before::deserialize(block).ok())

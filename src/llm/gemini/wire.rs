@@ -3,8 +3,9 @@
 //! The results of a turn stand in one content of their own, directly after its calls and as many as those. A call comes
 //! back with the signature it was given; without one, newer models refuse the conversation.
 
-use crate::domain::agent::{ModelProvider, Reasoning};
+use crate::domain::agent::Reasoning;
 use crate::domain::decision::ToolCall;
+use crate::domain::model_provider::ProviderKind;
 use crate::llm::http::Ask;
 use crate::llm::names::wire_name;
 use crate::llm::{Message, kept};
@@ -193,7 +194,7 @@ fn call_part<'a>(
     model: &str,
     generation: Generation,
 ) -> serde_json::Result<Part<'a>> {
-    let kept = kept::of(call, ModelProvider::Gemini, model).and_then(Value::as_str);
+    let kept = kept::of(call, ProviderKind::Gemini, model).and_then(Value::as_str);
     Ok(Part::Call {
         call: FunctionCall {
             id: &call.id,

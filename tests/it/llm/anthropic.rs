@@ -3,7 +3,7 @@
 use super::providers::{ask_of, settings_of};
 use super::*;
 
-const ANTHROPIC: ModelProvider = ModelProvider::Anthropic;
+const ANTHROPIC: ProviderKind = ProviderKind::Anthropic;
 
 async fn ask_anthropic(reply: Reply) -> Result<Decision, ModelError> {
     ask_of(ANTHROPIC, reply).await

@@ -3,7 +3,7 @@
 use super::providers::{ask_of, settings_of};
 use super::*;
 
-const GEMINI: ModelProvider = ModelProvider::Gemini;
+const GEMINI: ProviderKind = ProviderKind::Gemini;
 
 async fn ask_gemini(reply: Reply) -> Result<Decision, ModelError> {
     ask_of(GEMINI, reply).await
