@@ -17,6 +17,7 @@ mod names;
 mod offline;
 mod openai;
 mod redact;
+mod schema;
 mod sse;
 
 pub use models::{Limits, Models, ProviderSettings, SettingsError};
@@ -38,6 +39,9 @@ pub struct Request {
     pub system: Arc<str>,
     pub messages: Vec<Message>,
     pub tools: Arc<[ToolSpec]>,
+    /// JSON Schema of the final answer, which the system prompt asks for in words. A provider is told of it beside that
+    /// where its models can be held to it (T-16).
+    pub output_schema: Option<Arc<serde_json::Value>>,
     /// The same for all calls that share a long prefix.
     pub cache_key: String,
 }

@@ -176,6 +176,7 @@ impl Loader {
             instructions: &assembly.definition.instructions,
             phases: &assembly.definition.phases,
             roster: assembly.roster.as_deref(),
+            output_schema: assembly.definition.output_schema.as_ref(),
         })?;
         let tools: Arc<[ToolSpec]> = assembly
             .tools
@@ -197,6 +198,7 @@ impl Loader {
         Ok(Shared {
             system,
             tools,
+            output_schema: assembly.definition.output_schema.clone().map(Arc::new),
             record: Arc::new(PromptRecord { hash, sections }),
         })
     }
@@ -205,6 +207,7 @@ impl Loader {
 struct Shared {
     system: Arc<str>,
     tools: Arc<[ToolSpec]>,
+    output_schema: Option<Arc<Value>>,
     record: Arc<PromptRecord>,
 }
 
@@ -222,6 +225,7 @@ impl Shared {
             system: self.system.clone(),
             messages,
             tools: self.tools.clone(),
+            output_schema: self.output_schema.clone(),
             cache_key: format!(
                 "{}/{}/{}",
                 key.workspace, key.agent.agent, key.agent.version

@@ -50,6 +50,7 @@ fn request(messages: Vec<Message>) -> Request {
         system: "You are a test.".into(),
         messages,
         tools: Vec::new().into(),
+        output_schema: None,
         cache_key: "agent-1".to_owned(),
     }
 }

@@ -515,3 +515,33 @@ async fn keys_of_providers_move_to_the_newest_key() {
     );
     engine.close().await;
 }
+
+// T-16: an agent's schema reaches the model, in words and in the provider's form; only the form differs by provider.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_schema_of_the_answer_reaches_the_model() {
+    let engine = engine().await;
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let definition = AgentDefinition {
+        name: "Formal".into(),
+        tools: vec!["no_such_tool".into()],
+        output_schema: Some(schema.clone()),
+        ..AgentDefinition::default()
+    };
+    let formal = create_agent(&engine.pool, engine.workspace(), &definition)
+        .await
+        .unwrap()
+        .id;
+    asked(&engine, formal).await;
+    let request = engine.llm().requests().pop().unwrap();
+    assert!(
+        request.system().contains(&schema.to_string()),
+        "{}",
+        request.system()
+    );
+    assert_eq!(request.body["tools"], Value::Null);
+    assert_eq!(
+        request.body["response_format"]["json_schema"]["schema"],
+        schema
+    );
+    engine.close().await;
+}
