@@ -13,6 +13,7 @@ pub use layers::ConfigError;
 use crate::config::layers::Layers;
 use secrecy::SecretString;
 use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,8 @@ pub struct Config {
     pub auth: Auth,
     pub credentials: Credentials,
     pub llm: Llm,
+    pub decision_logs: DecisionLogs,
+    pub delegation_profiles: DelegationProfiles,
     pub worker: Worker,
     pub orchestrator: Orchestrator,
     pub signals: Signals,
@@ -148,6 +151,21 @@ pub struct Llm {
     #[serde(deserialize_with = "number_or_text")]
     pub max_output_tokens: Option<u32>,
     pub providers: Providers,
+    /// By model, under the name that its calls are billed to.
+    pub prices: BTreeMap<String, Price>,
+}
+
+/// In millionths of the currency for a million tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Price {
+    #[serde(deserialize_with = "price")]
+    pub input: u64,
+    #[serde(deserialize_with = "price")]
+    pub output: u64,
+    /// `None`: as `input`.
+    #[serde(default, deserialize_with = "price_if_any")]
+    pub cached_input: Option<u64>,
 }
 
 /// Each provider's own settings, for deployments with more than one.
@@ -165,6 +183,17 @@ pub struct ProviderSection {
     pub base_url: Option<String>,
     pub api_key: Option<SecretString>,
     pub model: Option<String>,
+}
+
+/// Who writes delegation profiles.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DelegationProfiles {
+    /// One that has settings, or offline. `None`: the deployment's.
+    pub provider: Option<Provider>,
+    pub model: Option<String>,
+    /// Agents of one backfill that are worked on at once.
+    pub concurrency: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -192,6 +221,12 @@ impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecisionLogs {
+    pub retention_days: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -329,6 +364,37 @@ where
         ))
     })?;
     Ok(Some(number))
+}
+
+/// A decimal number of at most six places, read without a float, as millionths.
+fn price<'de, D: Deserializer<'de>>(value: D) -> Result<u64, D::Error> {
+    use serde::de::Error;
+    use serde_json::Value;
+    let text = match Value::deserialize(value)? {
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
+    let micros = || {
+        let (whole, places) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
+        let is_number = |digits: &str| digits.bytes().all(|b| b.is_ascii_digit());
+        if whole.is_empty() || places.len() > 6 || !is_number(whole) || !is_number(places) {
+            return None;
+        }
+        let places: u64 = format!("{places:0<6}").parse().ok()?;
+        let micros = whole.parse::<u64>().ok()?.checked_mul(1_000_000)? + places;
+        (micros <= PRICE_MICROS_MAX).then_some(micros)
+    };
+    micros().ok_or_else(|| {
+        D::Error::custom(format_args!(
+            "`{text}` is not a price: 0 to 1000000, with at most six places after the point"
+        ))
+    })
+}
+
+const PRICE_MICROS_MAX: u64 = 1_000_000_000_000;
+
+fn price_if_any<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+    price(value).map(Some)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //!
 //! A module imports lower ranks only (`tests/it/layers.rs` enforces it):
 //! 0 `domain`, `config`, `net`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`, `vault`;
-//! 2 `bus`, `flags`, `roster`, `lifecycle`; 3 `worker`, `orchestrator`, `api`; 4 `commands`.
+//! 2 `bus`, `flags`, `roster`, `sent`, `lifecycle`; 3 `profiles`; 4 `worker`, `orchestrator`, `api`; 5 `commands`.
 
 pub mod config;
 pub mod domain;
@@ -21,6 +21,9 @@ pub mod bus;
 pub mod flags;
 pub mod lifecycle;
 pub mod roster;
+pub mod sent;
+
+pub mod profiles;
 
 pub mod api;
 pub mod orchestrator;

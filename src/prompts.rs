@@ -6,7 +6,7 @@
 //! here knows the time or the task. Everything is checked at the start, with a trial rendering, so that a mistake in an
 //! operator's file is not found by a user.
 
-use crate::domain::agent::{Phase, RosterEntry};
+use crate::domain::agent::{Phase, RosterEntry, resolve_mentions};
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, context};
 use std::collections::BTreeMap;
@@ -14,9 +14,19 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 const SYSTEM: &str = "agent/system.md.tmpl";
+const PROFILE_SYSTEM: &str = "agent/agent_delegation_profile_system.txt";
+const PROFILE_USER: &str = "agent/agent_delegation_profile_user.tmpl";
 
 /// Every prompt file by its path under `prompts/`.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 8] = [
+    (
+        PROFILE_SYSTEM,
+        include_str!("../prompts/agent/agent_delegation_profile_system.txt"),
+    ),
+    (
+        PROFILE_USER,
+        include_str!("../prompts/agent/agent_delegation_profile_user.tmpl"),
+    ),
     (SYSTEM, include_str!("../prompts/agent/system.md.tmpl")),
     (
         "tools/ask_user.md",
@@ -72,6 +82,17 @@ pub struct SystemPrompt<'a> {
     pub output_schema: Option<&'a serde_json::Value>,
 }
 
+/// What asks for an agent's delegation profile. All texts are harmless already.
+#[derive(Clone, Copy, Debug)]
+pub struct ProfilePrompt<'a> {
+    pub name: &'a str,
+    /// With their descriptions.
+    pub tools: &'a [(String, String)],
+    pub instructions: &'a str,
+    /// What was wrong with the answer before, if there was one.
+    pub problem: &'a str,
+}
+
 /// A prompt in its named parts, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sections(pub Vec<Section>);
@@ -92,10 +113,10 @@ impl Sections {
 
 pub struct Prompts {
     templates: Environment<'static>,
-    /// The tools' descriptions, by tool.
-    tools: BTreeMap<String, String>,
-    /// The origin of the one template, for messages.
-    system_file: String,
+    /// The files that are no templates, by path.
+    texts: BTreeMap<&'static str, String>,
+    /// Where each template comes from, for messages.
+    origins: BTreeMap<&'static str, String>,
     /// Stands where a section begins. Made at start and unknown outside, so that no value can forge a section.
     mark: String,
 }
@@ -103,7 +124,7 @@ pub struct Prompts {
 impl Prompts {
     /// The compiled-in texts, with those under `dir` in their place. Any mistake in any file is an error.
     pub fn load(dir: Option<&Path>) -> Result<Self, PromptError> {
-        let mut files: BTreeMap<&str, (String, String)> = FILES
+        let mut files: BTreeMap<&'static str, (String, String)> = FILES
             .iter()
             .map(|&(name, text)| (name, (format!("prompts/{name}"), text.to_owned())))
             .collect();
@@ -118,28 +139,25 @@ impl Prompts {
         let begin = mark.clone();
         templates.add_function("section", move |name: &str| format!("{begin}{name}{begin}"));
 
-        let mut tools = BTreeMap::new();
-        let mut system_file = String::new();
+        let mut texts = BTreeMap::new();
+        let mut origins = BTreeMap::new();
         for (name, (file, text)) in files {
             if text.trim().is_empty() {
                 return Err(PromptError::Empty { file });
             }
-            if let Some(tool) = name
-                .strip_prefix("tools/")
-                .and_then(|tool| tool.strip_suffix(".md"))
-            {
-                tools.insert(tool.to_owned(), text.trim().to_owned());
+            if !name.ends_with(".tmpl") {
+                texts.insert(name, text.trim().to_owned());
                 continue;
             }
             templates
                 .add_template_owned(name, text)
                 .map_err(|error| template_error(&file, &error))?;
-            system_file = file;
+            origins.insert(name, file);
         }
         let prompts = Self {
             templates,
-            tools,
-            system_file,
+            texts,
+            origins,
             mark,
         };
         prompts.try_out()?;
@@ -163,7 +181,38 @@ impl Prompts {
 
     /// What the model is told about a built-in tool.
     pub fn tool(&self, name: &str) -> Option<&str> {
-        self.tools.get(name).map(String::as_str)
+        let path = format!("tools/{name}.md");
+        self.texts.get(path.as_str()).map(String::as_str)
+    }
+
+    /// The system prompt of whoever writes a delegation profile.
+    pub fn profile_system(&self) -> &str {
+        self.texts.get(PROFILE_SYSTEM).map_or("", String::as_str)
+    }
+
+    /// What asks for one agent's profile. Fails only where an overriding file fails on these very values.
+    pub fn profile(&self, prompt: &ProfilePrompt<'_>) -> Result<String, PromptError> {
+        let tools = prompt.tools.iter();
+        let tools: Vec<Value> = tools
+            .map(|(name, description)| context! { name, description })
+            .collect();
+        let values = context! {
+            name => prompt.name.trim_end(),
+            tools => tools,
+            instructions => prompt.instructions.trim_end(),
+            problem => prompt.problem,
+        };
+        Ok(self.render(PROFILE_USER, values)?.trim().to_owned())
+    }
+
+    fn render(&self, name: &str, values: Value) -> Result<String, PromptError> {
+        self.templates
+            .get_template(name)
+            .and_then(|template| template.render(values))
+            .map_err(|error| {
+                let file = self.origins.get(name);
+                template_error(file.map_or(name, String::as_str), &error)
+            })
     }
 
     fn render_system(
@@ -171,27 +220,24 @@ impl Prompts {
         prompt: &SystemPrompt<'_>,
         roster: Vec<Value>,
     ) -> Result<Sections, PromptError> {
+        let resolved = |text| resolve_mentions(text, prompt.roster.unwrap_or_default());
         let phases: Vec<Value> = prompt
             .phases
             .iter()
             .map(|phase| {
-                context! { name => &phase.name, instructions => &phase.instructions, tools => &phase.tools }
+                let instructions = resolved(&phase.instructions);
+                context! { name => &phase.name, instructions => instructions, tools => &phase.tools }
             })
             .collect();
-        let rendered = self
-            .templates
-            .get_template(SYSTEM)
-            .and_then(|template| {
-                template.render(context! {
-                    agent_name => prompt.agent_name,
-                    instructions => prompt.instructions,
-                    phases => phases,
-                    can_delegate => prompt.roster.is_some(),
-                    roster => roster,
-                    output_schema => prompt.output_schema.map(ToString::to_string),
-                })
-            })
-            .map_err(|error| template_error(&self.system_file, &error))?;
+        let values = context! {
+            agent_name => prompt.agent_name,
+            instructions => resolved(prompt.instructions),
+            phases => phases,
+            can_delegate => prompt.roster.is_some(),
+            roster => roster,
+            output_schema => prompt.output_schema.map(ToString::to_string),
+        };
+        let rendered = self.render(SYSTEM, values)?;
         Ok(self.cut(&rendered))
     }
 
@@ -240,6 +286,15 @@ impl Prompts {
             };
             self.render_system(&prompt, roster.unwrap_or_default())?;
         }
+        let tools = [("tool".to_owned(), "Description".to_owned())];
+        for (tools, problem) in [(&tools[..], ""), (&[], "Problem")] {
+            self.profile(&ProfilePrompt {
+                name: "> Name",
+                tools,
+                instructions: "> Instructions",
+                problem,
+            })?;
+        }
         Ok(())
     }
 }
@@ -248,7 +303,7 @@ impl Prompts {
 fn read_overrides(
     root: &Path,
     dir: &Path,
-    files: &mut BTreeMap<&str, (String, String)>,
+    files: &mut BTreeMap<&'static str, (String, String)>,
 ) -> Result<(), PromptError> {
     let unreadable = |path: &Path| {
         let path = path.to_owned();
@@ -417,6 +472,36 @@ mod tests {
     }
 
     #[test]
+    fn names_in_instructions_are_resolved_where_there_is_a_roster() {
+        //
+        let prompts = Prompts::load(None).unwrap();
+        let phases = [Phase {
+            name: "@Writer".into(),
+            instructions: "Then @Writer.".into(),
+            tools: vec![],
+        }];
+        let roster = [entry("Writer", false)];
+        let texts = |roster| {
+            let with = SystemPrompt {
+                phases: &phases,
+                ..prompt("Ask @Writer or @Nobody.", roster)
+            };
+            let sections = prompts.system(&with).unwrap();
+            [sections.0[0].text.clone(), sections.0[1].text.clone()]
+        };
+        let id = uuid::Uuid::nil();
+        let [own, phase] = texts(Some(&roster));
+        assert!(own.ends_with(&format!("Ask @Writer (agent_group_id: {id}) or @Nobody.")));
+        assert!(phase.ends_with(&format!(
+            "## 1. @Writer\n\nThen @Writer (agent_group_id: {id})."
+        )));
+        for nobody in [None, Some(&[][..])] {
+            let [own, phase] = texts(nobody);
+            assert!(own.ends_with("Ask @Writer or @Nobody.") && phase.ends_with("Then @Writer."));
+        }
+    }
+
+    #[test]
     fn values_are_never_templates_and_the_prompt_is_stable() {
         //
         let prompts = Prompts::load(None).unwrap();
@@ -487,11 +572,17 @@ mod tests {
                 "agent/system.md.tmpl, line 2: ",
             ),
             (SYSTEM, "{{ now() }}", "agent/system.md.tmpl, line 1: "),
+            (
+                PROFILE_USER,
+                "\n{% if problem %}{{ problm }}{% endif %}",
+                "profile_user.tmpl, line 2: ",
+            ),
+            (PROFILE_SYSTEM, "", "profile_system.txt is empty"),
             ("tools/ask_user.md", " \n", "ask_user.md is empty"),
             (
                 "tools/other.md",
                 "x",
-                "the files are agent/system.md.tmpl, tools/ask_user.md",
+                "the files are agent/agent_delegation_profile_system.txt, agent/agent_delegation_profile_user.tmpl, agent/system.md.tmpl, tools/ask_user.md",
             ),
             ("agent/system.md", "x", "is not a prompt of this version"),
         ] {

@@ -10,8 +10,8 @@ use crate::domain::delegation::Reachable;
 use crate::domain::grants::{ToolInfo, granted};
 use crate::domain::ids::{AgentId, WorkspaceId};
 use crate::domain::task::AgentRef;
-use crate::store::{self, agents, configured_tools};
-use crate::tools::{Granted, Instance};
+use crate::store::{self, agents, agents::Agent, configured_tools};
+use crate::tools::{self, Granted, Instance};
 use sqlx::PgConnection;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,6 +77,43 @@ impl Assembler {
         }
     }
 
+    /// With all base tools; as above, `max_depth` is that of the configuration.
+    pub fn with_base_tools(max_depth: u32) -> Self {
+        let infos = tools::catalogue().into_iter().map(|tool| ToolInfo {
+            name: tool.name,
+            default_enabled: tool.default_enabled,
+            delegates: tool.delegates,
+        });
+        Self::new(infos.collect(), max_depth as i32)
+    }
+
+    /// What the draft would be with at the top of a task, if it were published.
+    pub async fn assemble_draft(
+        &self,
+        conn: &mut PgConnection,
+        workspace: WorkspaceId,
+        agent: &Agent,
+    ) -> Result<Assembly, store::Error> {
+        let draft = AgentRef {
+            workspace,
+            agent: agent.id,
+            version: 0, // no version that is published
+        };
+        let known = Known {
+            template: agent.template,
+            definition: Arc::new(agent.draft.clone()),
+        };
+        let key = Key {
+            workspace,
+            agent: draft,
+            depth: 0,
+            delegation_disabled: false,
+        };
+        let known = HashMap::from([(draft, Arc::new(known))]);
+        let mut assemblies = self.assemble(conn, &[key], &known).await?;
+        Ok(assemblies.remove(&key).expect("its version is known"))
+    }
+
     /// One assembly per distinct key. A key whose version can not be read is missing in the answer: its step fails, the
     /// others of the batch do not.
     pub async fn assemble_many(
@@ -85,7 +122,16 @@ impl Assembler {
         keys: &[Key],
     ) -> Result<HashMap<Key, Assembly>, store::Error> {
         let known = self.known_versions(conn, keys).await?;
-        let configured = self.configured(conn, keys, &known).await?;
+        self.assemble(conn, keys, &known).await
+    }
+
+    async fn assemble(
+        &self,
+        conn: &mut PgConnection,
+        keys: &[Key],
+        known: &HashMap<AgentRef, Arc<Known>>,
+    ) -> Result<HashMap<Key, Assembly>, store::Error> {
+        let configured = self.configured(conn, keys, known).await?;
         let mut assemblies = HashMap::with_capacity(keys.len());
         for key in keys {
             let Some(version) = known.get(&key.agent) else {

@@ -12,6 +12,7 @@ use super::if_match::IfMatch;
 use crate::domain::agent::{AgentDefinition, AgentKind, ModelSettings, Phase, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
 use crate::lifecycle::agents::{self as lifecycle, EditError};
+use crate::runtime::Causes;
 use crate::store::{self, agents::Agent};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -61,6 +62,10 @@ pub struct AgentView {
     pub config: Map<String, Value>,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
+    /// In the answer to a save: each `@Name` in instructions that does not mean exactly one agent of the roster. It is
+    /// saved as it is written.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<FieldError>,
 }
 
 impl From<Agent> for AgentView {
@@ -85,6 +90,7 @@ impl From<Agent> for AgentView {
             config: draft.config,
             created_at: agent.created_at,
             updated_at: agent.updated_at,
+            warnings: Vec::new(),
         }
     }
 }
@@ -199,7 +205,7 @@ async fn create_agent(
     Ok((
         StatusCode::CREATED,
         [(header::LOCATION, address)],
-        tagged(agent),
+        saved(&app, caller.workspace, agent).await,
     )
         .into_response())
 }
@@ -218,7 +224,7 @@ async fn get_agent(
     caller: Caller,
     Path(id): Path<AgentId>,
 ) -> Result<Response, Error> {
-    Ok(tagged(find(&app, caller.workspace, id).await?))
+    Ok(tagged(find(&app, caller.workspace, id).await?.into()))
 }
 
 /// Change an agent's draft
@@ -265,9 +271,8 @@ async fn patch_agent(
     if template.is_some_and(|template| template != agent.template.as_str()) {
         return Err(Error::field("template", "can not be changed"));
     }
-    Ok(tagged(
-        lifecycle::patch(&app.pool, caller.workspace, id, revision, &body).await?,
-    ))
+    let agent = lifecycle::patch(&app.pool, caller.workspace, id, revision, &body).await?;
+    Ok(saved(&app, caller.workspace, agent).await)
 }
 
 /// Publish an agent's draft
@@ -294,9 +299,8 @@ async fn publish_agent(
     Path(id): Path<AgentId>,
     IfMatch(revision): IfMatch,
 ) -> Result<Response, Error> {
-    Ok(tagged(
-        lifecycle::publish(&app.pool, caller.workspace, id, revision).await?,
-    ))
+    let agent = lifecycle::publish(&app.pool, caller.workspace, id, revision).await?;
+    Ok(saved(&app, caller.workspace, agent).await)
 }
 
 /// Delete an agent
@@ -336,9 +340,44 @@ async fn find(app: &App, workspace: WorkspaceId, id: AgentId) -> Result<Agent, E
         .ok_or(Error::NotFound)
 }
 
-fn tagged(agent: Agent) -> Response {
+fn tagged(agent: AgentView) -> Response {
     let etag = format!("\"{}\"", agent.revision);
-    ([(header::ETAG, etag)], Json(AgentView::from(agent))).into_response()
+    ([(header::ETAG, etag)], Json(agent)).into_response()
+}
+
+/// The agent that has just been saved, with what its author is to be warned of.
+async fn saved(app: &App, workspace: WorkspaceId, agent: Agent) -> Response {
+    let warnings = match warnings(app, workspace, &agent).await {
+        Ok(warnings) => warnings,
+        // The agent is saved all the same, and the answer must say so.
+        Err(error) => {
+            tracing::warn!(agent.id = %agent.id, error = %Causes(&error), "mentions could not be looked up");
+            Vec::new()
+        }
+    };
+    tagged(AgentView {
+        warnings,
+        ..agent.into()
+    })
+}
+
+async fn warnings(
+    app: &App,
+    workspace: WorkspaceId,
+    agent: &Agent,
+) -> Result<Vec<FieldError>, store::Error> {
+    // A roster takes some queries; most instructions name nobody.
+    if agent.draft.unresolved_mentions(None).is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut conn = app.pool.acquire().await?;
+    let assembled = app.roster.assemble_draft(&mut conn, workspace, agent);
+    let roster = assembled.await?.roster;
+    let unresolved = agent.draft.unresolved_mentions(roster.as_deref());
+    let warnings = unresolved.into_iter();
+    Ok(warnings
+        .map(|one| FieldError::new(one.path, one.reason))
+        .collect())
 }
 
 /// The definition in a body of `POST /api/agents`, and whether it is to stay a draft. All faults are reported at once.

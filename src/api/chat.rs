@@ -5,8 +5,9 @@
 
 use super::App;
 use super::auth::Caller;
-use super::error::{Error, FieldError};
+use super::error::{Error, FieldError, field_errors};
 use super::extract::{Json, check_storable_object};
+use crate::domain::budget::Limits;
 use crate::domain::ids::{AgentId, ItemId, TaskId};
 use crate::domain::task::TaskStatus;
 use crate::domain::text::{MessageText, Title};
@@ -47,6 +48,10 @@ pub struct ChatMessage {
     /// Kept with a new task as `metadata`.
     #[schema(example = json!({"ticket": "A-17"}))]
     metadata: Option<Map<String, Value>>,
+    /// Of a new task: what it may take with everything beneath it. A tree that reaches it is stopped, with the error
+    /// `budget_exhausted`. If its agent has a budget too (`config.budget`), the smaller number of each counts.
+    #[schema(value_type = Option<Limits>)]
+    budget: Option<Value>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -194,9 +199,23 @@ impl ChatMessage {
                         .filter(|refused| refused.0)
                         .map(|(_, path, why)| FieldError::new(path, why)),
                 );
+                if self.budget.is_some() {
+                    errors.push(FieldError::new(
+                        "budget",
+                        "can only be given to a new task, not with task_id",
+                    ));
+                }
                 Recipient::Task(task)
             }
         };
+        let budget = self.budget.as_ref().map(Limits::parse).transpose();
+        let budget = budget.unwrap_or_else(|error| {
+            errors.extend(field_errors(error).map(|fault| {
+                let dot = if fault.path.is_empty() { "" } else { "." };
+                FieldError::new(format!("budget{dot}{}", fault.path), fault.reason)
+            }));
+            None
+        });
         let mut keep = |path: &str, error: String| errors.push(FieldError::new(path, error));
         let text = MessageText::parse(&self.message)
             .map_err(|error| keep("message", error.to_string()))
@@ -217,6 +236,7 @@ impl ChatMessage {
                 disable_delegation: self.disable_delegation,
                 skip_wait: self.skip_wait,
                 metadata,
+                budget,
                 idempotency,
             }),
             _ => Err(Error::InvalidBody(errors)),
@@ -242,7 +262,8 @@ impl ChatMessage {
                 self.title,
                 ids,
                 flags,
-                metadata.unwrap_or_else(|| Value::Object(Map::new()))
+                metadata.unwrap_or_else(|| Value::Object(Map::new())),
+                self.budget.clone().map(sorted),
             ])
             .to_string(),
         );
@@ -289,6 +310,7 @@ mod tests {
             r#"{"message": "hi", "title": "hi"}"#.to_owned(),
             r#"{"message": "hi", "title": ""}"#.to_owned(),
             r#"{"message": "hi", "skip_wait": true}"#.to_owned(),
+            r#"{"message": "hi", "budget": {"tokens": 5}}"#.to_owned(),
             r#"{"message": "hi", "disable_delegation": true}"#.to_owned(),
             r#"{"message": "hi", "metadata": {"a": {"x": 1, "y": 2}, "b": 12345678901234567890124}}"#.to_owned(),
             format!(r#"{{"message": "hi", "task_id": "{id}"}}"#),

@@ -111,6 +111,13 @@ pub enum Error {
     /// 422 with a code of its own, for a rule that is not about one field.
     #[error("{code}")]
     Unprocessable { code: &'static str, detail: String },
+    /// 502: somebody else's service, which was asked for this request, did not do its part.
+    #[error("{code}")]
+    BadGateway {
+        code: &'static str,
+        detail: String,
+        retry_after: Option<Duration>,
+    },
     #[error("the request took longer than {limit_seconds} s")]
     Timeout { limit_seconds: u64 },
     #[error("the database is unavailable")]
@@ -180,6 +187,7 @@ impl Error {
                 (StatusCode::PRECONDITION_REQUIRED, "precondition_required")
             }
             Unprocessable { code, .. } => (StatusCode::UNPROCESSABLE_ENTITY, code),
+            BadGateway { code, .. } => (StatusCode::BAD_GATEWAY, code),
             Timeout { .. } => (StatusCode::SERVICE_UNAVAILABLE, "request_timeout"),
             DatabaseUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "database_unavailable"),
             KeysUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "keys_unavailable"),
@@ -214,7 +222,8 @@ impl Error {
             Conflict { detail, .. }
             | PreconditionFailed { detail, .. }
             | PreconditionRequired { detail }
-            | Unprocessable { detail, .. } => detail.clone(),
+            | Unprocessable { detail, .. }
+            | BadGateway { detail, .. } => detail.clone(),
             Timeout { limit_seconds } => format!(
                 "The request took longer than {limit_seconds} seconds and was given up. Repeat it, with the same Idempotency-Key if it creates something."
             ),
@@ -239,6 +248,7 @@ impl Error {
                 Some(Duration::from_secs(2))
             }
             Error::Timeout { .. } => Some(Duration::from_secs(5)),
+            Error::BadGateway { retry_after, .. } => *retry_after,
             // Rounded up: who comes back then is served.
             Error::RateLimited { retry_after, .. } => {
                 Some(Duration::from_secs(retry_after.as_secs() + 1))

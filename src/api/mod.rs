@@ -8,11 +8,13 @@
 pub mod agents;
 pub mod api_keys;
 pub mod auth;
+pub mod budget;
 pub mod chat;
 pub mod configured_tools;
 pub mod credentials;
 pub mod cursor;
 pub mod dead_events;
+pub mod decision_logs;
 pub mod deletes;
 pub mod error;
 pub mod extract;
@@ -27,18 +29,24 @@ mod openapi;
 pub mod outage;
 mod page;
 mod paging;
+mod profiles;
 pub mod rate;
+mod replay;
 mod secret;
 pub mod stream;
 pub mod tasks;
 pub mod tools;
+pub mod usage;
 pub mod waits;
 pub mod workspaces;
 
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::lifecycle::submit::Submitter;
+use crate::llm::Models;
+use crate::profiles::Profiles;
 use crate::prompts::Prompts;
+use crate::roster::Assembler;
 use crate::runtime::Hub;
 use crate::vault::Vault;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
@@ -49,6 +57,7 @@ use axum::routing::get;
 use error::Error;
 use sqlx::PgPool;
 use std::any::Any;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -63,9 +72,25 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use utoipa_swagger_ui::SwaggerUi;
 
-/// What handlers work with. Cheap to clone.
+/// What handlers work with. Cloned several times for each request, and cheap to clone.
 #[derive(Clone)]
-pub struct App {
+pub struct App(Arc<Parts>);
+
+impl App {
+    pub fn new(parts: Parts) -> Self {
+        Self(Arc::new(parts))
+    }
+}
+
+impl Deref for App {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+pub struct Parts {
     pub pool: PgPool,
     pub config: Arc<Config>,
     pub hub: Arc<Hub>,
@@ -75,6 +100,12 @@ pub struct App {
     pub submitter: Submitter,
     pub auth: Arc<auth::Auth>,
     pub limits: Arc<rate::Limits>,
+    /// Asked again when a decision is replayed.
+    pub models: Models,
+    /// Whom agents may name.
+    pub roster: Arc<Assembler>,
+    /// What writes delegation profiles.
+    pub profiles: Arc<Profiles>,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
     /// What credentials and keys of model providers are encrypted with.
@@ -92,30 +123,29 @@ pub fn router(app: App) -> axum::Router {
     api.merge(SwaggerUi::new("/api/docs").url("/api/openapi.json", document))
         .fallback(async || Error::RouteNotFound)
         .method_not_allowed_fallback(async || Error::MethodNotAllowed)
-        .layer(DefaultBodyLimit::max(app.config.server.body_limit_bytes))
-        .layer(CatchPanicLayer::custom(answer_panic))
-        .layer(cors(&app.config.server.cors_origins))
-        .layer(SetResponseHeaderLayer::if_not_present(
-            header::CACHE_CONTROL,
-            HeaderValue::from_static("no-store"),
-        ))
-        .layer(SetResponseHeaderLayer::overriding(
-            header::X_CONTENT_TYPE_OPTIONS,
-            HeaderValue::from_static("nosniff"),
-        ))
-        .layer(PropagateRequestIdLayer::x_request_id())
-        .layer(
+        // One layer of many, outermost first: each layer of a router is boxed by itself, and cloned for each request with
+        // all beneath it.
+        .layer((
+            SetRequestIdLayer::x_request_id(MakeRequestUuid),
+            SetSensitiveRequestHeadersLayer::new([header::AUTHORIZATION, header::COOKIE]),
             TraceLayer::new_for_http()
                 .make_span_with(request_span)
                 .on_request(())
-                .on_response(log_response)
+                .on_response(log_response::<_>)
                 .on_failure(()),
-        )
-        .layer(SetSensitiveRequestHeadersLayer::new([
-            header::AUTHORIZATION,
-            header::COOKIE,
-        ]))
-        .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
+            PropagateRequestIdLayer::x_request_id(),
+            SetResponseHeaderLayer::overriding(
+                header::X_CONTENT_TYPE_OPTIONS,
+                HeaderValue::from_static("nosniff"),
+            ),
+            SetResponseHeaderLayer::if_not_present(
+                header::CACHE_CONTROL,
+                HeaderValue::from_static("no-store"),
+            ),
+            cors(&app.config.server.cors_origins),
+            CatchPanicLayer::custom(answer_panic),
+            DefaultBodyLimit::max(app.config.server.body_limit_bytes),
+        ))
         .with_state(app)
 }
 
@@ -159,20 +189,24 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(waits::router())
         .merge(agents::router())
         .merge(model_providers::router())
+        .merge(profiles::router())
         .merge(tools::router())
         .merge(configured_tools::router())
         .merge(credentials::router())
+        .merge(budget::router())
         .merge(dead_events::router())
+        .merge(decision_logs::router())
         .merge(flags::router())
         .merge(login::router())
         .merge(members::router())
         .merge(api_keys::router())
+        .merge(usage::router())
         .merge(workspaces::router())
 }
 
-/// Routes that answer for as long as the client listens.
+/// Routes that answer for as long as the client listens, or a model takes.
 fn stream_routes() -> OpenApiRouter<App> {
-    stream::router()
+    stream::router().merge(replay::router())
 }
 
 async fn time_out(State(app): State<App>, request: Request, next: Next) -> Response {
@@ -245,7 +279,7 @@ fn request_span(request: &Request) -> Span {
     info_span!("request", http.method = %request.method(), http.route = route, request.id = id)
 }
 
-fn log_response(response: &Response, latency: Duration, _: &Span) {
+fn log_response<B>(response: &axum::http::Response<B>, latency: Duration, _: &Span) {
     debug!(
         http.status = response.status().as_u16(),
         latency_ms = latency.as_millis() as u64,

@@ -2,6 +2,7 @@
 
 use super::App;
 use super::auth::Caller;
+use super::budget::BudgetView;
 use super::cursor::Cursor;
 use super::error::Error;
 use super::extract::{FromQuery, Json, Path, Query, QueryReader};
@@ -9,6 +10,7 @@ use super::feed::{self, FeedItem};
 use crate::domain::ids::{AgentId, BatchRunId, TaskId};
 use crate::domain::task::TaskStatus;
 use crate::lifecycle;
+use crate::store::budgets;
 use crate::store::task_trees::{self, TreeNode};
 use crate::store::task_views::{
     self, After, Order, ParentRef, Sort, TaskDetails, TaskFilter, TaskSummary, UsageTotals,
@@ -41,6 +43,8 @@ pub struct Task {
     summary: TaskSummary,
     #[serde(flatten)]
     details: TaskDetails,
+    /// The task's own, for all that is beneath it; one that it is under is shown by the task above.
+    budget: Option<BudgetView>,
 }
 
 /// See a task
@@ -64,7 +68,17 @@ async fn get_task(
         .await?
         .remove(&id)
         .ok_or(Error::NotFound)?;
-    Ok(Json(Task { summary, details }))
+    let budget = match details.budgeted {
+        true => budgets::uses(&app.pool, caller.workspace, &[id.0])
+            .await?
+            .remove(&id.0),
+        false => None,
+    };
+    Ok(Json(Task {
+        summary,
+        details,
+        budget: budget.map(BudgetView::from),
+    }))
 }
 
 #[derive(Serialize, ToSchema)]

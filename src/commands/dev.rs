@@ -71,6 +71,7 @@ async fn demonstrate(service: &Service, demo: &Demo) -> anyhow::Result<()> {
             disable_delegation: false,
             skip_wait: false,
             metadata: Default::default(),
+            budget: None,
             idempotency: None,
         })
         .await?;

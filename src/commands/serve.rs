@@ -1,14 +1,16 @@
 //! `serve`: the roles of one process, from start to the end of the grace.
 
 use super::{database, migrate};
-use crate::api::{self, App, auth::Auth, outage::Outage, rate::Limits};
+use crate::api::{self, App, Parts, auth::Auth, outage::Outage, rate::Limits};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::domain::ids::ProcessId;
 use crate::lifecycle::submit::Submitter;
 use crate::llm::Models;
 use crate::orchestrator::Orchestrator;
+use crate::profiles::Profiles;
 use crate::prompts::Prompts;
+use crate::roster::Assembler;
 use crate::runtime::{Hub, Shutdown};
 use crate::vault::Vault;
 use crate::worker::Worker;
@@ -110,6 +112,14 @@ impl Service {
         let submitter = Submitter::start(pool.clone(), hub.clone());
         let models = Models::from_config(&config)?;
         let prompts = Arc::new(Prompts::load(config.prompts_dir.as_deref())?);
+        let roster = Arc::new(Assembler::with_base_tools(config.spawn_tasks.max_depth));
+        let profiles = Arc::new(Profiles::new(
+            &config,
+            pool.clone(),
+            models.clone(),
+            prompts.clone(),
+            roster.clone(),
+        ));
         let vault = Arc::new(Vault::from_config(&config.credentials));
         let auth = Arc::new(Auth::new(&config.auth)?);
         let listener = match roles.api {
@@ -139,7 +149,7 @@ impl Service {
                 "the bus"
             }
         });
-        let app = App {
+        let app = App::new(Parts {
             pool: pool.clone(),
             config: config.clone(),
             hub: hub.clone(),
@@ -148,11 +158,14 @@ impl Service {
             submitter: submitter.clone(),
             auth,
             limits: Arc::new(Limits::new(&config.limits)),
+            models: models.clone(),
+            roster,
+            profiles: profiles.clone(),
             prompts: prompts.clone(),
             vault: vault.clone(),
             roles: names.into(),
             shutdown: shutdown.soft.clone(),
-        };
+        });
         let mut worker = roles.worker.then(|| {
             Worker::new(
                 &config,

@@ -3,7 +3,7 @@
 //! Not checked here: what only the outside can tell (whether a folder exists, a model answers); that is `doctor`'s job.
 
 use super::layers::{ConfigError, Layers};
-use super::{Algorithm, Config, Credentials, Llm, Provider, Providers};
+use super::{Algorithm, Config, Credentials, DelegationProfiles, Llm, Provider, Providers};
 use secrecy::ExposeSecret;
 
 /// The shortest HS256 secret in bytes (P-3).
@@ -17,6 +17,8 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         limits,
         auth,
         llm,
+        decision_logs,
+        delegation_profiles,
         worker,
         orchestrator,
         signals,
@@ -91,6 +93,16 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
             "llm.max_output_tokens",
             llm.max_output_tokens.unwrap_or(1).into(),
             1..=10_000_000,
+        ),
+        (
+            "decision_logs.retention_days",
+            decision_logs.retention_days.into(),
+            1..=3650,
+        ),
+        (
+            "delegation_profiles.concurrency",
+            delegation_profiles.concurrency.into(),
+            1..=100,
         ),
         ("worker.concurrency", worker.concurrency.into(), 1..=10_000),
         (
@@ -277,6 +289,9 @@ fn problem(config: &Config, layers: &Layers) -> Option<(&'static str, String)> {
     if let Some(problem) = llm_problem(llm, layers) {
         return Some(problem);
     }
+    if let Some(problem) = profiles_problem(&config.delegation_profiles, llm) {
+        return Some(problem);
+    }
     if llm.retry_base_ms > llm.retry_max_seconds * 1000 {
         return Some((
             "llm.retry_base_ms",
@@ -370,6 +385,28 @@ fn llm_problem(llm: &Llm, layers: &Layers) -> Option<(&'static str, String)> {
                 llm.provider
             ),
         )
+    })
+}
+
+/// Who writes profiles must be there, and have a model.
+fn profiles_problem(own: &DelegationProfiles, llm: &Llm) -> Option<(&'static str, String)> {
+    let provider = own.provider.filter(|provider| *provider != llm.provider)?;
+    let section = match provider {
+        Provider::OpenAi => &llm.providers.openai,
+        Provider::Anthropic => &llm.providers.anthropic,
+        Provider::Gemini => &llm.providers.gemini,
+        Provider::Offline => return None,
+    };
+    if section.api_key.is_none() && section.base_url.is_none() && section.model.is_none() {
+        let reason =
+            format!("{provider} has no settings: give it some in llm.providers.{provider}");
+        return Some(("delegation_profiles.provider", reason));
+    }
+    let has_model = provider == Provider::Gemini || own.model.is_some() || section.model.is_some();
+    (!has_model).then(|| {
+        let reason =
+            format!("{provider} needs a model: set this or llm.providers.{provider}.model");
+        ("delegation_profiles.model", reason)
     })
 }
 

@@ -105,7 +105,7 @@ impl Layers {
         }
         serde_path_to_error::deserialize(Json::Object(root)).map_err(|err| {
             let path = err.path().to_string();
-            let leaf = path.split('[').next().unwrap_or_default();
+            let leaf = self.leaf_of(&path);
             let reason = match self
                 .leaves
                 .get(leaf)
@@ -121,8 +121,25 @@ impl Layers {
                 }
                 _ => err.inner().to_string(),
             };
-            self.error(leaf, reason)
+            let is_open = |leaf: &Leaf| leaf.default.is_object();
+            let at = match self.leaves.get(leaf).is_some_and(is_open) {
+                true => path.clone(),
+                false => leaf.to_owned(),
+            };
+            ConfigError {
+                path: at,
+                ..self.error(leaf, reason)
+            }
         })
+    }
+
+    /// The leaf that a path leads to, or into: keys below a leaf may have any name.
+    fn leaf_of<'a>(&'a self, path: &'a str) -> &'a str {
+        let leads = |leaf: &&String| {
+            let rest = path.strip_prefix(leaf.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        self.leaves.keys().find(leads).map_or(path, String::as_str)
     }
 
     /// An error about the value of `path`, wherever that value came from.
@@ -153,7 +170,7 @@ impl Layers {
         };
         if let Some(leaf) = self.leaves.get_mut(at) {
             leaf.value = match to_json(value.kind) {
-                Json::Object(_) => {
+                Json::Object(_) if !leaf.default.is_object() => {
                     return Err(error(at, "a value is expected, not a section".into()));
                 }
                 Json::Null if !leaf.default.is_null() => {
@@ -244,7 +261,8 @@ fn parse(origin: &str, text: &str) -> Result<Value, ConfigError> {
 
 fn collect_leaves(path: &str, value: &Value, leaves: &mut BTreeMap<String, Leaf>) {
     match &value.kind {
-        ValueKind::Table(table) => {
+        // A section without keys is one whose keys are the operator's own: a leaf as a whole.
+        ValueKind::Table(table) if !table.is_empty() => {
             for (key, value) in table {
                 let path = if path.is_empty() {
                     key.clone()
@@ -308,7 +326,11 @@ fn from_text(text: &str, default: &Json) -> Result<Json, String> {
             .parse::<i64>()
             .map(Json::from)
             .map_err(|_| format!("`{text}` is not a whole number")),
-        Json::Null | Json::String(_) | Json::Object(_) => Ok(text.into()),
+        Json::Object(_) => match serde_json::from_str(text) {
+            Ok(object @ Json::Object(_)) => Ok(object),
+            Ok(_) | Err(_) => Err(format!("`{text}` is not a JSON object")),
+        },
+        Json::Null | Json::String(_) => Ok(text.into()),
     }
 }
 

@@ -122,12 +122,18 @@ fn every_leaf_is_overridden_by_its_variable() {
         ("llm.providers.gemini.api_key", ("k", offline)),
         ("llm.providers.gemini.model", ("m", offline)),
         (
+            "llm.prices",
+            (r#"{"m": {"input": 1, "output": 2}}"#, offline),
+        ),
+        (
             "credentials.keys",
             (
                 "k1:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
                 &[],
             ),
         ),
+        ("delegation_profiles.provider", ("offline", &[])),
+        ("delegation_profiles.model", ("m", &[])),
         ("worker.tags", ("gpu, eu", &[])),
         ("http.allow_private_addresses", ("true", &[])),
         ("log.level", ("debug", &[])),
@@ -389,6 +395,56 @@ fn the_limit_of_children_per_call_may_be_lifted() {
     );
 }
 
+// T-17, P-20: prices are read to the last place, whatever a model is called
+#[test]
+fn prices_are_read_exactly_and_by_model() {
+    let price = |input, output, cached_input| Price {
+        input,
+        output,
+        cached_input,
+    };
+    let text = "llm:\n  prices:\n    Vendor/M-2.5:3b: {input: 0.1, output: 1.25, cached_input: \"0.000001\"}\n    b: {input: 0, output: 1000000}";
+    let config = load_file(text).unwrap();
+    let expected = BTreeMap::from([
+        (
+            "Vendor/M-2.5:3b".to_owned(),
+            price(100_000, 1_250_000, Some(1)),
+        ),
+        ("b".to_owned(), price(0, 1_000_000_000_000, None)),
+    ]);
+    assert_eq!(config.llm.prices, expected);
+    let json = r#"{"a.b": {"input": 0.3, "output": "12345.678901"}}"#;
+    let config = load(&[("LLM_PRICES", json)]).unwrap();
+    let expected = BTreeMap::from([("a.b".to_owned(), price(300_000, 12_345_678_901, None))]);
+    assert_eq!(config.llm.prices, expected);
+    for bad in ["-1", "0.0000001", "1000000.000001", "\"\"", "x", "[1]"] {
+        let error = load_file(&format!(
+            "llm:\n  prices:\n    m: {{input: 1, output: {bad}}}"
+        ));
+        let error = error.unwrap_err();
+        assert!(error.starts_with(": llm.prices.m.output: `"), "{error}");
+    }
+    for (text, expected) in [
+        ("llm:\n  prices: 5", "llm.prices"),
+        (
+            "llm:\n  prices: {m: {input: 1}}",
+            "llm.prices.m: missing field `output`",
+        ),
+        (
+            "llm:\n  prices: {m: {input: 1, output: 1, extra: 1}}",
+            "llm.prices.m",
+        ),
+    ] {
+        let error = load_file(text).unwrap_err();
+        assert!(error.starts_with(&format!(": {expected}")), "{error}");
+    }
+    let error = load(&[("LLM_PRICES", "m=1")]).unwrap_err().to_string();
+    assert!(
+        error.contains("LLM_PRICES") && error.ends_with("is not a JSON object"),
+        "{error}"
+    );
+}
+
 #[test]
 fn contradictions_stop_the_start() {
     for (vars, path) in [
@@ -446,6 +502,19 @@ fn contradictions_stop_the_start() {
             ],
             "llm.retry_base_ms",
         ),
+        (
+            &[("DELEGATION_PROFILES_PROVIDER", "gemini")],
+            "delegation_profiles.provider",
+        ),
+        (
+            &[
+                ("LLM_PROVIDER", "gemini"),
+                ("LLM_MODEL", "m"),
+                ("LLM_PROVIDERS_OPENAI_API_KEY", "sk-1"),
+                ("DELEGATION_PROFILES_PROVIDER", "openai"),
+            ],
+            "delegation_profiles.model",
+        ),
         (&[("DATABASE_URL", "mysql://u:hush@h/d")], "database.url"),
         (&[("WORKER_TAGS", "a b")], "worker.tags"),
         (&[("LOG_LEVEL", "loud")], "log.level"),
@@ -463,6 +532,13 @@ fn contradictions_stop_the_start() {
         ("LLM_PROVIDERS_GEMINI_MODEL", "m"),
     ];
     assert!(load(&own_section).is_ok());
+    let of_profiles = [
+        ("LLM_PROVIDER", "openai"),
+        ("LLM_MODEL", "m"),
+        ("LLM_PROVIDERS_GEMINI_API_KEY", "sk-1"),
+        ("DELEGATION_PROFILES_PROVIDER", "gemini"),
+    ];
+    assert!(load(&of_profiles).is_ok());
 }
 
 #[test]

@@ -4,12 +4,16 @@
 //! comes back from the database is read leniently (serde, absent fields get their default), so that an old version
 //! stays readable. Whether the named tools exist is not asked here: `grants` decides what is usable at run time.
 
+mod mentions;
+mod new_profile;
 mod parse;
 mod roster_entry;
 
 pub use super::fields::{FieldError, InvalidDefinition};
+pub use mentions::{Unresolved, resolve_mentions};
+pub use new_profile::NewProfile;
 pub(in crate::domain) use parse::merge_patch;
-pub use roster_entry::{RosterEntry, harmless_name};
+pub use roster_entry::{RosterEntry, RosterLines, harmless, harmless_name};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -18,6 +22,8 @@ use utoipa::ToSchema;
 pub const NAME_CHARS_MAX: usize = 100;
 pub const INSTRUCTIONS_CHARS_MAX: usize = 200_000;
 pub const MAX_ITERATIONS_DEFAULT: u32 = 50;
+/// Of each text of a delegation profile.
+pub const PROFILE_CHARS_MAX: usize = 4_000;
 
 /// Whether the agent was born with its workspace or made by an author. Fixed for life, hence no part of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type, ToSchema)]

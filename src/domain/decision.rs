@@ -17,6 +17,8 @@ pub struct Decision {
     pub text: String,
     /// In the model's order, with ids that are present and distinct within the turn (X-9).
     pub calls: Vec<ToolCall>,
+    /// The calls as the model wrote them, where anything about them had to be changed.
+    pub raw_calls: Vec<RawCall>,
     pub usage: Usage,
 }
 
@@ -38,19 +40,92 @@ pub struct ToolCall {
 
 /// Tokens of one model call. Zero where the provider says nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(default)]
 pub struct Usage {
     pub input_tokens: u32,
     pub output_tokens: u32,
     pub cached_tokens: u32,
 }
 
+impl Usage {
+    /// Input and output.
+    pub fn tokens(self) -> i64 {
+        i64::from(self.input_tokens) + i64::from(self.output_tokens)
+    }
+}
+
+impl std::ops::AddAssign for Usage {
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            input_tokens,
+            output_tokens,
+            cached_tokens,
+        } = other;
+        self.input_tokens = self.input_tokens.saturating_add(input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(output_tokens);
+        self.cached_tokens = self.cached_tokens.saturating_add(cached_tokens);
+    }
+}
+
+/// What model calls have taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    pub usage: Usage,
+    /// Millionths of the currency of the prices; `None` without a price.
+    pub cost_micros: Option<i64>,
+}
+
 /// A call as a provider sent it, before anything about it is believed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RawCall {
     pub id: Option<String>,
     pub name: Option<String>,
     pub arguments: Option<String>,
+    #[serde(skip)]
+    #[schema(ignore)]
     pub provider_data: Option<serde_json::Value>,
+}
+
+impl RawCall {
+    /// Whether nothing had to be changed to make this call of it.
+    fn is(&self, call: &ToolCall) -> bool {
+        let same = |raw: &Option<String>, read: &str| raw.as_deref() == Some(read);
+        same(&self.id, &call.id)
+            && same(&self.name, &call.name)
+            && same(&self.arguments, &call.arguments)
+    }
+
+    /// The text of it as it can be stored.
+    fn clean(mut self) -> Self {
+        for text in [&mut self.id, &mut self.name, &mut self.arguments] {
+            *text = text.take().map(|text| clean(&text).into_owned());
+        }
+        self
+    }
+}
+
+impl Decision {
+    /// A complete answer. `fresh_id` makes ids that are missing.
+    pub fn new(
+        text: String,
+        raw: Vec<RawCall>,
+        usage: Usage,
+        finish: Finish,
+        fresh_id: impl FnMut() -> String,
+    ) -> Self {
+        let calls = normalise_calls(raw.clone(), finish, fresh_id);
+        let is_as_sent = raw.iter().zip(&calls).all(|(raw, call)| raw.is(call));
+        let raw_calls = match is_as_sent {
+            true => vec![],
+            false => raw.into_iter().map(RawCall::clean).collect(),
+        };
+        Self {
+            text,
+            calls,
+            raw_calls,
+            usage,
+        }
+    }
 }
 
 /// Why the model stopped.
@@ -263,6 +338,22 @@ mod tests {
                 provider_data: None,
             }]
         );
+    }
+
+    // A-31
+    #[test]
+    fn calls_that_were_changed_are_kept_as_they_came() {
+        let decision = |raw| {
+            Decision::new(String::new(), raw, Usage::default(), Finish::Done, || {
+                "made".into()
+            })
+        };
+        let good = raw("a", "t", r#"{"n": 1}"#);
+        assert_eq!(decision(vec![good.clone()]).raw_calls, []);
+        let (broken, kept) = (raw("b", "t", "{\"n\0"), raw("b", "t", "{\"n␀"));
+        assert_eq!(decision(vec![good.clone(), broken]).raw_calls, [good, kept]);
+        let nameless = RawCall::default();
+        assert_eq!(decision(vec![nameless.clone()]).raw_calls, [nameless]);
     }
 
     #[test]

@@ -613,7 +613,7 @@ fn fair_share(mut sizes: Vec<usize>, mut room: usize) -> usize {
 }
 
 /// Each line behind `> `: what somebody else wrote can not pass for a line of ours.
-pub(super) fn quote(text: &str) -> String {
+pub fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 16);
     // Every character that some reader takes for a line break starts a quoted line.
     for line in text.split([

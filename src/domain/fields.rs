@@ -187,6 +187,16 @@ impl Fields<'_> {
         })
     }
 
+    /// A whole number from 1 that fits an i64.
+    pub(in crate::domain) fn count(&mut self, key: &str) -> Option<i64> {
+        let (path, value) = self.take(key)?;
+        let number = value.as_i64().filter(|number| *number >= 1);
+        number.or_else(|| {
+            self.problems
+                .expected(&path, "a whole number from 1 on", &value)
+        })
+    }
+
     pub(in crate::domain) fn number(&mut self, key: &str, min: f64, max: f64) -> Option<f64> {
         let (path, value) = self.take(key)?;
         let number = value.as_f64().filter(|number| (min..=max).contains(number));

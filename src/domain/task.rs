@@ -3,6 +3,7 @@
 //! The answer depends on what is there (steps, waits, unanswered items), never on which event asked. An event is
 //! only a reason to look, so a repeated or reordered event can not move a task twice.
 
+use super::budget::Limits;
 use super::ids::{AgentId, GroupId, ItemId, StepId, TaskId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -109,7 +110,8 @@ pub struct UnknownStatus;
 /// Why a task failed, as its `error` column and the API show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Failure {
-    /// Stable: `iteration_limit`, `empty_answer`, `model_error`, `lease_lost`, `agent_unavailable`, `internal`.
+    /// Stable: `iteration_limit`, `empty_answer`, `model_error`, `lease_lost`, `agent_unavailable`,
+    /// `model_unpriced`, `internal`; of a stopped task `budget_exhausted`.
     pub code: String,
     pub message: String,
 }
@@ -183,6 +185,10 @@ pub struct NewTask {
     pub title: String,
     pub metadata: serde_json::Value,
     pub priority: i16,
+    /// Of its own; the task and everything beneath it keep to it.
+    pub budget: Option<Limits>,
+    /// One above it has a budget.
+    pub budgeted: bool,
     /// `None` at the top level.
     pub parent: Option<ParentRef>,
     /// The first item of its feed.

@@ -3,7 +3,7 @@
 //! Editing changes the draft only; publishing makes it the version that new tasks run. An edit names the revision
 //! it was made from, and is refused when that is no longer the newest: editors never overwrite each other unseen (H-47).
 
-use crate::domain::agent::{AgentDefinition, InvalidDefinition, Template};
+use crate::domain::agent::{AgentDefinition, InvalidDefinition, NewProfile, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
 use crate::domain::model_provider::ProviderKind;
 use crate::lifecycle::members::{self, NewMember};
@@ -75,18 +75,60 @@ pub async fn patch(
     patch: &Value,
 ) -> Result<Agent, EditError> {
     let mut tx = store::begin(pool).await?;
-    lock_at(&mut tx, workspace, id, Some(revision)).await?;
-    let before = existing(&mut tx, workspace, id).await?;
-    let draft = before.draft.patched(patch)?;
-    check_provider(&mut tx, workspace, &draft, Some(&before.draft)).await?;
-    if !agents::save_draft_if_revision(&mut tx, workspace, id, revision, &draft).await? {
-        return Err(EditError::Stale {
-            current: before.revision,
-        });
-    }
+    save_patched(&mut tx, workspace, id, revision, patch).await?;
     let agent = existing(&mut tx, workspace, id).await?;
     tx.commit().await?;
     Ok(agent)
+}
+
+/// Puts a profile into the draft that is at `revision`, and publishes it, so that rosters show it. A draft with
+/// changes that its authors have not published is left to them: only they know whether it is ready.
+pub async fn save_profile(
+    pool: &PgPool,
+    workspace: WorkspaceId,
+    id: AgentId,
+    revision: i64,
+    profile: &NewProfile,
+) -> Result<Agent, EditError> {
+    let mut tx = store::begin(pool).await?;
+    let agent = save_profile_in(&mut tx, workspace, id, revision, profile).await?;
+    tx.commit().await?;
+    Ok(agent)
+}
+
+pub(super) async fn save_profile_in(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+    revision: i64,
+    profile: &NewProfile,
+) -> Result<Agent, EditError> {
+    let patch = json!({"config": {"delegation_profile": profile}});
+    let before = save_patched(conn, workspace, id, revision, &patch).await?;
+    if !before.has_unpublished_changes {
+        agents::publish_locked(conn, workspace, id).await?;
+    }
+    existing(conn, workspace, id).await
+}
+
+/// Returns the agent as it was.
+async fn save_patched(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: AgentId,
+    revision: i64,
+    patch: &Value,
+) -> Result<Agent, EditError> {
+    lock_at(conn, workspace, id, Some(revision)).await?;
+    let before = existing(conn, workspace, id).await?;
+    let draft = before.draft.patched(patch)?;
+    check_provider(conn, workspace, &draft, Some(&before.draft)).await?;
+    match agents::save_draft_if_revision(conn, workspace, id, revision, &draft).await? {
+        true => Ok(before),
+        false => Err(EditError::Stale {
+            current: before.revision,
+        }),
+    }
 }
 
 /// Makes the draft the next version. With a revision, only if the draft is still the one the caller has seen.

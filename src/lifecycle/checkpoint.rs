@@ -4,15 +4,15 @@
 //! longer holds its step is dropped, and nothing of it remains (T-11). Nearly every decision finds its task as it was
 //! claimed, so decisions are first written as if all did: one statement, which undoes itself if one does not.
 
-use super::{Draft, announce, event, finish, is_live};
+use super::{Draft, announce, event, finish, is_live, together_or_each};
 use crate::{
     domain::{
-        decision::{Decision, ToolCall, Usage},
+        decision::{Decision, Spent, ToolCall},
         ids::{StepId, WorkspaceId},
         step::{Claim, StepKey, StepStatus},
         task::{Failure, TaskKey, TaskState},
     },
-    runtime::{Batcher, Causes, Hub},
+    runtime::{Batcher, Hub},
     store::{
         self,
         changes::{
@@ -24,8 +24,9 @@ use crate::{
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 /// One result of a held step.
@@ -44,10 +45,19 @@ pub enum Outcome {
     /// The step can not be done; the task fails with it, unless somebody has written to it meanwhile.
     Failed {
         failure: Failure,
-        model: Option<String>,
-        /// The newest item that the model was shown, if it was asked.
-        seen_seq: Option<i64>,
+        /// `None`: no model was asked.
+        asked: Option<Box<Asked>>,
     },
+}
+
+impl Outcome {
+    fn asked(&self) -> Option<&Asked> {
+        match self {
+            Self::Decided(decided) => Some(&decided.asked),
+            Self::Failed { asked, .. } => asked.as_deref(),
+            Self::Called(_) => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -55,10 +65,17 @@ pub struct Decided {
     pub decision: Decision,
     /// The task as it was claimed. If it still is, its decision is committed without a lock.
     pub task: Option<TaskState>,
+    pub asked: Asked,
+}
+
+/// What a model was asked in a decide step, and what that took.
+#[derive(Clone, Debug)]
+pub struct Asked {
     pub prompt: Arc<PromptRecord>,
     /// The newest item that the model was shown.
     pub seen_seq: i64,
     pub model: String,
+    pub spent: Spent,
     pub latency_ms: i32,
     pub retries: i32,
 }
@@ -98,10 +115,15 @@ pub struct Checkpointer {
 impl Checkpointer {
     /// At most `batch` results per transaction. `lease_secs` is the lease of calls that are started.
     pub fn start(pool: PgPool, hub: Arc<Hub>, lease_secs: u32, batch: usize) -> Self {
-        let known = Arc::new(Mutex::new(HashSet::new()));
+        let known = Arc::new(KnownPrompts::default());
         let batcher = Batcher::start(batch, 1, move |commits: Vec<Commit>| {
             let (pool, hub, known) = (pool.clone(), hub.clone(), known.clone());
-            async move { commit_each(&pool, &hub, &known, lease_secs, commits).await }
+            async move {
+                together_or_each(&commits, |some| {
+                    Box::pin(commit_batch(&pool, &hub, &known, lease_secs, some))
+                })
+                .await
+            }
         });
         Self { batcher }
     }
@@ -113,33 +135,8 @@ impl Checkpointer {
     }
 }
 
-type KnownPrompts = Mutex<HashSet<(WorkspaceId, [u8; 32])>>;
-
-/// Commits all results together; if the database refuses that, each by itself, so that one bad result harms no other.
-async fn commit_each(
-    pool: &PgPool,
-    hub: &Hub,
-    known: &KnownPrompts,
-    lease_secs: u32,
-    commits: Vec<Commit>,
-) -> Vec<Result<Committed, Arc<store::Error>>> {
-    match commit_batch(pool, hub, known, lease_secs, &commits).await {
-        Ok(done) => done.into_iter().map(Ok).collect(),
-        Err(error) if commits.len() == 1 || error.is_unavailable() => {
-            let error = Arc::new(error);
-            commits.iter().map(|_| Err(error.clone())).collect()
-        }
-        Err(error) => {
-            tracing::warn!(error = %Causes(&error), "a batch of {} results was refused, committing one by one", commits.len());
-            let mut results = Vec::with_capacity(commits.len());
-            for commit in commits {
-                let one = commit_batch(pool, hub, known, lease_secs, &[commit]).await;
-                results.push(one.map(|mut d| d.remove(0)).map_err(Arc::new));
-            }
-            results
-        }
-    }
-}
+/// When each was stored last.
+type KnownPrompts = Mutex<HashMap<(WorkspaceId, [u8; 32]), Instant>>;
 
 async fn commit_batch(
     pool: &PgPool,
@@ -275,17 +272,19 @@ fn write(
     match outcome {
         Outcome::Decided(decided) => write_decision(changes, task, claim, decided, lease_secs),
         Outcome::Called(called) => Ok(write_result(changes, task, claim, called, lease_secs)),
-        Outcome::Failed {
-            failure,
-            model,
-            seen_seq,
-        } => {
+        Outcome::Failed { failure, asked } => {
+            let asked = asked.as_deref();
             changes.ended_steps.push(EndedStep {
-                model: model.clone(),
+                model: asked.map(|asked| asked.model.clone()),
+                spent: asked.map(|asked| asked.spent),
                 error: Some(failure.message.clone()),
                 ..ended(claim, StepStatus::Failed)
             });
-            if seen_seq.is_some_and(|seen| task.state.news_seq > seen) {
+            if let Some(asked) = asked {
+                let answer = json!({"error": failure});
+                changes.logs.push(log(claim, asked, answer));
+            }
+            if asked.is_some_and(|asked| task.state.news_seq > asked.seen_seq) {
                 // A message that has come meanwhile is answered, as it would be had it come a moment later (T-4, T-7).
                 let key = task.state.key;
                 changes.events.push(event(key, EventKind::TurnCommitted));
@@ -304,32 +303,26 @@ fn write_decision(
     decided: &Decided,
     lease_secs: u32,
 ) -> Result<Option<Claim>, store::Error> {
-    let Decision { text, calls, usage } = &decided.decision;
+    let Decided {
+        decision, asked, ..
+    } = decided;
+    let Decision { text, calls, .. } = decision;
     let key = task.state.key;
     let turn = claim.key.turn;
     changes.ended_steps.push(EndedStep {
-        model: Some(decided.model.clone()),
-        usage: Some(*usage),
+        model: Some(asked.model.clone()),
+        spent: Some(asked.spent),
         ..ended(claim, StepStatus::Completed)
     });
-    changes.logs.push(DecisionLog {
-        task: key,
-        turn,
-        prompt_hash: decided.prompt.hash,
-        seen_seq: decided.seen_seq,
-        model: decided.model.clone(),
-        answer: log_answer(calls, usage),
-        latency_ms: decided.latency_ms,
-        retries: decided.retries,
-    });
+    changes.logs.push(log(claim, asked, log_answer(decision)));
     let message = Draft {
         turn: Some(turn),
-        seen_seq: Some(decided.seen_seq),
+        seen_seq: Some(asked.seen_seq),
         data: (!calls.is_empty()).then(|| json!({"calls": calls})),
         ..Draft::new(ItemKind::AssistantMessage)
     };
     task.add_item(changes, message.text(text));
-    task.state.seen_seq = decided.seen_seq;
+    task.state.seen_seq = asked.seen_seq;
     if let Some(first) = calls.first() {
         return Ok(Some(start_call(
             changes,
@@ -440,7 +433,7 @@ fn ended(claim: &Claim, status: StepStatus) -> EndedStep {
         result: None,
         is_error: None,
         model: None,
-        usage: None,
+        spent: None,
         error: None,
     }
 }
@@ -454,14 +447,38 @@ pub fn as_call(call: &ToolCall) -> Call {
     }
 }
 
+fn log(claim: &Claim, asked: &Asked, mut answer: Value) -> DecisionLog {
+    answer["usage"] = json!(asked.spent.usage);
+    if let Some(cost) = asked.spent.cost_micros {
+        answer["cost_micros"] = json!(cost);
+    }
+    DecisionLog {
+        task: claim.key.task_key(),
+        turn: claim.key.turn,
+        prompt_hash: asked.prompt.hash,
+        seen_seq: asked.seen_seq,
+        model: asked.model.clone(),
+        answer,
+        latency_ms: asked.latency_ms,
+        retries: asked.retries,
+    }
+}
+
 /// What the log adds to the feed, which has the text and the calls.
-fn log_answer(calls: &[ToolCall], usage: &Usage) -> Value {
-    let names: Vec<&str> = calls.iter().map(|c| c.name.as_str()).collect();
-    json!({"calls": names, "usage": usage})
+fn log_answer(decision: &Decision) -> Value {
+    let names: Vec<&str> = decision.calls.iter().map(|c| c.name.as_str()).collect();
+    match decision.raw_calls.is_empty() {
+        true => json!({"calls": names}),
+        false => json!({"calls": names, "raw_calls": decision.raw_calls}),
+    }
 }
 
 /// So many prompts are remembered as stored; past that the memory starts anew.
 const KNOWN_PROMPTS_MAX: usize = 10_000;
+
+/// After so long a prompt is kept once more, which says that it is still in use: what nobody has kept for longer than
+/// decisions are kept is forgotten (`forget`).
+const KNOWN_FOR: Duration = Duration::from_secs(12 * 3600);
 
 fn unknown_prompts(
     known: &KnownPrompts,
@@ -470,12 +487,12 @@ fn unknown_prompts(
     let known = known.lock().unwrap_or_else(PoisonError::into_inner);
     let mut new = HashMap::new();
     for commit in commits {
-        if let Outcome::Decided(decided) = &commit.outcome {
-            let id = (commit.claim.key.workspace, decided.prompt.hash);
-            if !known.contains(&id) {
-                new.entry(id)
-                    .or_insert_with(|| decided.prompt.sections.clone());
-            }
+        let Some(Asked { prompt, .. }) = commit.outcome.asked() else {
+            continue;
+        };
+        let id = (commit.claim.key.workspace, prompt.hash);
+        if known.get(&id).is_none_or(|at| at.elapsed() > KNOWN_FOR) {
+            new.entry(id).or_insert_with(|| prompt.sections.clone());
         }
     }
     let mut new: Vec<_> = new
@@ -491,5 +508,9 @@ fn remember(known: &KnownPrompts, new: &[(WorkspaceId, [u8; 32], Value)]) {
     if known.len() > KNOWN_PROMPTS_MAX {
         known.clear();
     }
-    known.extend(new.iter().map(|(workspace, hash, _)| (*workspace, *hash)));
+    let now = Instant::now();
+    known.extend(
+        new.iter()
+            .map(|(workspace, hash, _)| ((*workspace, *hash), now)),
+    );
 }

@@ -1,6 +1,6 @@
 //! Credentials of workspaces: made, given another value, deleted (L-9).
 
-use crate::domain::credential::NewCredential;
+use crate::domain::credential::{NewCredential, Sealed};
 use crate::domain::ids::{CredentialId, WorkspaceId};
 use crate::store::{
     self,
@@ -116,4 +116,17 @@ pub async fn resolve(
         Ok(vault.open(place(workspace, *id), sealed)?)
     };
     ids.iter().map(value).collect()
+}
+
+/// The values of all credentials of the workspace, for blanking them out of what somebody is to see. One that can not be read
+/// is an error: nobody could tell where its value stands.
+pub async fn resolve_all(
+    conn: &mut PgConnection,
+    vault: &Vault,
+    workspace: WorkspaceId,
+) -> Result<Vec<SecretString>, CredentialError> {
+    let sealed = credentials::all_sealed(conn, workspace).await?;
+    let value =
+        |(id, sealed): &(CredentialId, Sealed)| Ok(vault.open(place(workspace, *id), sealed)?);
+    sealed.iter().map(value).collect()
 }

@@ -1,18 +1,20 @@
-//! Makes the children of a `delegate_tasks` call, and the awaits for them, in one transaction (D-20).
+//! Makes the children of a `delegate_tasks` call, and the awaits for them, in one transaction (D-20). Calls of several
+//! parents that come together share it.
 //!
 //! Nothing is started here: the children's events are written with the call's result (`checkpoint`), after this
 //! transaction has committed. So a child can not end before its await exists, and a call that runs again after a crash
 //! finds either nothing or everything, and starts nothing twice (D-26).
 
-use super::{Draft, TaskChange, is_live};
+use super::{Draft, TaskChange, budget::Overdrawn, is_live, together_or_each};
 use crate::{
     domain::{
         delegation::{Mode, Plan, Refusal, Started, check_targets, check_tree_size},
         ids::{AgentId, GroupId, ItemId, TaskId, WorkspaceId},
         step::Claim,
-        task::{NewTask, ParentRef, TaskKey},
+        task::{NewTask, ParentRef, TaskKey, TaskState},
         task_await::{SourceType, Strategy},
     },
+    runtime::Batcher,
     store::{
         self,
         awaits::NewGroup,
@@ -22,7 +24,10 @@ use crate::{
 };
 use serde_json::json;
 use sqlx::{PgConnection, PgPool};
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
 
 #[derive(Debug)]
 pub enum Delegated {
@@ -33,57 +38,139 @@ pub enum Delegated {
     },
     /// Nothing was created, for a reason that the model is told.
     Refused(Refusal),
+    /// Nothing was created, since a budget does not allow so many children (T-18).
+    Overdrawn(Overdrawn),
     /// The claim no longer holds.
     Stale,
 }
 
-/// Makes all children of the plan, or adopts those that an earlier attempt of this call has made. `setup` is that of the
-/// calling task; `tree_size_max` is how many descendants of the tree's root may be alive at once (D-50).
+/// A call that is to be carried out.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub claim: Claim,
+    /// That of the calling task.
+    pub setup: Setup,
+    pub plan: Plan,
+}
+
+impl Request {
+    fn root(&self) -> TaskKey {
+        TaskKey {
+            task: self.setup.root,
+            ..self.claim.key.task_key()
+        }
+    }
+}
+
+/// Carries out calls, those of several parents in one transaction when they come together. Cheap to clone.
+#[derive(Clone)]
+pub struct Delegations {
+    batcher: Batcher<Request, Result<Delegated, Arc<store::Error>>>,
+}
+
+impl Delegations {
+    /// At most `batch` calls per transaction. `tree_size_max` is how many descendants of a tree's root may be alive at
+    /// once (D-50).
+    pub fn start(pool: PgPool, tree_size_max: u32, batch: usize) -> Self {
+        let batcher = Batcher::start(batch, 1, move |requests: Vec<Request>| {
+            let pool = pool.clone();
+            async move {
+                together_or_each(&requests, |some| {
+                    Box::pin(delegate(&pool, some, tree_size_max))
+                })
+                .await
+            }
+        });
+        Self { batcher }
+    }
+
+    /// Makes all children of the plan, or adopts those that an earlier attempt of this call has made.
+    pub async fn delegate(&self, request: Request) -> Result<Delegated, Arc<store::Error>> {
+        let lost = || Err(store::Error::writer_lost());
+        self.batcher.submit(request).await.unwrap_or_else(lost)
+    }
+}
+
+/// Carries out the calls in one transaction: all of them or none. The answers are in the order of the calls.
 pub async fn delegate(
     pool: &PgPool,
-    claim: &Claim,
-    setup: &Setup,
-    plan: &Plan,
+    requests: &[Request],
     tree_size_max: u32,
-) -> Result<Delegated, store::Error> {
+) -> Result<Vec<Delegated>, store::Error> {
     store::retry_conflicts!(async {
         let mut tx = store::begin(pool).await?;
-        let key = claim.key.task_key();
         // Whoever adds to a tree holds its root, so that two calls count one after the other.
-        let root = TaskKey {
-            task: setup.root,
-            ..key
-        };
-        let locked = store::tasks::lock(&mut tx, &[root, key]).await?;
-        let task = locked.into_iter().find(|t| t.key == key);
-        let Some(task) = task.filter(|t| is_live(t, claim)) else {
-            return Ok(Delegated::Stale);
-        };
-        let before = store::tasks::before_spawn(&mut tx, claim, setup.root).await?;
-        if !before.holds {
-            return Ok(Delegated::Stale);
+        let keys: Vec<TaskKey> = requests
+            .iter()
+            .flat_map(|r| [r.root(), r.claim.key.task_key()])
+            .collect();
+        let locked = store::tasks::lock(&mut tx, &keys).await?;
+        let mut parents: HashMap<TaskKey, TaskState> =
+            locked.into_iter().map(|t| (t.key, t)).collect();
+        let calls: Vec<_> = requests.iter().map(|r| (r.claim, r.setup.root)).collect();
+        let before = store::tasks::before_spawn(&mut tx, &calls).await?;
+        let targets = targets(&mut tx, requests).await?;
+        let mut live: HashMap<TaskKey, i64> = HashMap::new();
+        let mut made = Made::default();
+        let mut answers = Vec::with_capacity(requests.len());
+        for (request, before) in requests.iter().zip(before) {
+            let claim = &request.claim;
+            // A task has one active step, so each parent is met once.
+            let parent = parents
+                .remove(&claim.key.task_key())
+                .filter(|parent| before.holds && is_live(parent, claim));
+            let Some(parent) = parent else {
+                answers.push(Delegated::Stale);
+                continue;
+            };
+            if before.has_made
+                && let Some(made) = made_before(&mut tx, claim).await?
+            {
+                answers.push(made);
+                continue;
+            }
+            let live = live.entry(request.root()).or_insert(before.live);
+            let allowed = check_tree_size(&request.plan, *live, tree_size_max)
+                .and_then(|()| check_targets(&request.plan, &targets.of(claim.key.workspace)));
+            if let Err(refusal) = allowed {
+                answers.push(Delegated::Refused(refusal));
+                continue;
+            }
+            if request.setup.budgeted
+                && let Some(overdrawn) = count_in_budgets(&mut tx, request).await?
+            {
+                answers.push(Delegated::Overdrawn(overdrawn));
+                continue;
+            }
+            *live += request.plan.children.len() as i64;
+            let parent = TaskChange::of(parent);
+            answers.push(made.add(request, parent, before.delegation_disabled, &targets));
         }
-        if before.has_made
-            && let Some(made) = made_before(&mut tx, claim).await?
-        {
-            return Ok(made);
+        if !made.tasks.is_empty() {
+            store::tasks::insert(&mut tx, &made.tasks, true).await?;
+            store::awaits::insert_groups(&mut tx, &made.groups).await?;
+            store::changes::apply(&mut tx, &made.changes).await?;
+            tx.commit().await?;
         }
-        if let Err(refusal) = check_tree_size(plan, before.live, tree_size_max) {
-            return Ok(Delegated::Refused(refusal));
-        }
-        let targets = match targets(&mut tx, claim.key.workspace, plan).await? {
-            Ok(targets) => targets,
-            Err(refusal) => return Ok(Delegated::Refused(refusal)),
-        };
-        let parent = TaskChange::of(task);
-        let setup = Setup {
-            delegation_disabled: before.delegation_disabled,
-            ..*setup
-        };
-        let delegated = make(&mut tx, claim, parent, &setup, plan, &targets).await?;
-        tx.commit().await?;
-        Ok(delegated)
+        Ok(answers)
     })
+}
+
+/// Counts the children of the call in every budget above it; or tells which one does not allow so many.
+async fn count_in_budgets(
+    conn: &mut PgConnection,
+    request: &Request,
+) -> Result<Option<Overdrawn>, store::Error> {
+    let TaskKey { workspace, task } = request.claim.key.task_key();
+    let budgets = store::budgets::lock_above(conn, workspace, task).await?;
+    let more = request.plan.children.len() as i64;
+    for budget in &budgets {
+        if let Some(told) = budget.limits.refuses_children(budget.children, more) {
+            return Ok(Some(Overdrawn::of(budget, &request.setup, &told)));
+        }
+    }
+    store::budgets::add_children(conn, workspace, &budgets, more).await?;
+    Ok(None)
 }
 
 /// What an earlier attempt of this call has made. Asked before the call is judged anew: limits and rights may have
@@ -114,102 +201,127 @@ async fn made_before(
     Ok(Some(Delegated::Made { group, children }))
 }
 
-/// The plan's targets, looked up on the server: nothing that the model writes can widen the set.
-async fn targets(
-    conn: &mut PgConnection,
-    workspace: WorkspaceId,
-    plan: &Plan,
-) -> Result<Result<HashMap<AgentId, Target>, Refusal>, store::Error> {
-    let ids: BTreeSet<AgentId> = plan.children.iter().map(|c| c.agent).collect();
-    let requests: Vec<_> = ids.iter().map(|id| (workspace, Some(*id))).collect();
-    let found = store::tasks::resolve_agents(conn, &requests).await?;
-    let targets: HashMap<AgentId, Target> = ids
-        .into_iter()
-        .zip(found)
-        .filter_map(|(id, target)| Some((id, target?)))
-        .collect();
-    let allowed = targets.keys().copied().collect();
-    Ok(check_targets(plan, &allowed).map(|()| targets))
+/// The agents that the calls name, as each workspace may run them.
+struct Targets(HashMap<(WorkspaceId, AgentId), Target>);
+
+impl Targets {
+    fn of(&self, workspace: WorkspaceId) -> HashSet<AgentId> {
+        let own = self.0.keys().filter(|key| key.0 == workspace);
+        own.map(|key| key.1).collect()
+    }
 }
 
-async fn make(
-    conn: &mut PgConnection,
-    claim: &Claim,
-    mut parent: TaskChange,
-    setup: &Setup,
-    plan: &Plan,
-    targets: &HashMap<AgentId, Target>,
-) -> Result<Delegated, store::Error> {
-    let TaskKey { workspace, task } = parent.state.key;
-    // A ban on delegating holds for everything beneath the task that carries it (T-9, D-54).
-    let metadata = match setup.delegation_disabled {
-        true => json!({"disable_delegation": true}),
-        false => json!({}),
-    };
-    let mut new = Vec::with_capacity(plan.children.len());
-    for (ordinal, child) in (0..).zip(&plan.children) {
-        // check_targets has seen to it that each is there
-        let Some(target) = targets.get(&child.agent) else {
-            continue;
-        };
-        new.push(NewTask {
-            key: TaskKey {
-                workspace,
-                task: TaskId::new(),
-            },
-            agent: target.agent,
-            max_iterations: target.max_iterations,
-            title: child.title.as_str().to_owned(),
-            metadata: metadata.clone(),
-            priority: parent.state.priority,
-            parent: Some(ParentRef {
-                root: setup.root,
-                task,
-                step: claim.step,
-                ordinal,
-                depth: setup.depth + 1,
-            }),
-            message: (ItemId::new(), child.prompt.clone()),
-        });
-    }
-    store::tasks::insert(conn, &new, true).await?;
-    let group = match plan.mode {
-        Mode::Async => None,
-        Mode::Barrier { window_seconds } => {
-            let group = NewGroup {
-                id: GroupId::new(),
-                task: parent.state.key,
-                step: claim.step,
-                source_type: SourceType::ChildTask,
-                strategy: Strategy::AllRequired,
-                window_seconds: Some(window_seconds),
-                correlation_keys: new.iter().map(|t| t.key.task.to_string()).collect(),
-            };
-            store::awaits::insert_group(conn, &group).await?;
-            Some(group.id)
-        }
-    };
-    let mut changes = Changes::default();
-    let card = json!({
-        "step_id": claim.step,
-        "group_id": group.map(|g| g.to_string()).unwrap_or_default(),
-        "mode": if group.is_some() { "barrier" } else { "async" },
-        "total": new.len(),
-    });
-    let item = Draft {
-        turn: Some(claim.key.turn),
-        ..Draft::new(ItemKind::Delegation)
-    };
-    parent.add_item(&mut changes, item.data(card));
-    changes.tasks.push(parent);
-    store::changes::apply(conn, &changes).await?;
-    let children = new
-        .into_iter()
-        .map(|t| Started {
-            task: t.key.task,
-            title: t.title,
-            agent: t.agent.agent,
+/// The plans' targets, looked up on the server: nothing that the model writes can widen the set.
+async fn targets(conn: &mut PgConnection, requests: &[Request]) -> Result<Targets, store::Error> {
+    let named: BTreeSet<(WorkspaceId, AgentId)> = requests
+        .iter()
+        .flat_map(|r| {
+            r.plan
+                .children
+                .iter()
+                .map(|c| (r.claim.key.workspace, c.agent))
         })
         .collect();
-    Ok(Delegated::Made { group, children })
+    let wanted: Vec<_> = named.iter().map(|(w, agent)| (*w, Some(*agent))).collect();
+    let found = store::tasks::resolve_agents(conn, &wanted).await?;
+    let found = named.into_iter().zip(found);
+    Ok(Targets(
+        found
+            .filter_map(|(key, target)| Some((key, target?)))
+            .collect(),
+    ))
+}
+
+/// What is to be written.
+#[derive(Default)]
+struct Made {
+    tasks: Vec<NewTask>,
+    groups: Vec<NewGroup>,
+    changes: Changes,
+}
+
+impl Made {
+    /// Adds the children of one call, the awaits for them and the parent's card.
+    fn add(
+        &mut self,
+        request: &Request,
+        mut parent: TaskChange,
+        delegation_disabled: bool,
+        targets: &Targets,
+    ) -> Delegated {
+        let Request { claim, setup, plan } = request;
+        let TaskKey { workspace, task } = parent.state.key;
+        // A ban on delegating holds for everything beneath the task that carries it (T-9, D-54).
+        let metadata = match delegation_disabled {
+            true => json!({"disable_delegation": true}),
+            false => json!({}),
+        };
+        let first = self.tasks.len();
+        for (ordinal, child) in (0..).zip(&plan.children) {
+            // check_targets has seen to it that each is there
+            let Some(target) = targets.0.get(&(workspace, child.agent)) else {
+                continue;
+            };
+            self.tasks.push(NewTask {
+                key: TaskKey {
+                    workspace,
+                    task: TaskId::new(),
+                },
+                agent: target.agent,
+                max_iterations: target.max_iterations,
+                title: child.title.as_str().to_owned(),
+                metadata: metadata.clone(),
+                priority: parent.state.priority,
+                budget: target.budget,
+                budgeted: setup.budgeted,
+                parent: Some(ParentRef {
+                    root: setup.root,
+                    task,
+                    step: claim.step,
+                    ordinal,
+                    depth: setup.depth + 1,
+                }),
+                message: (ItemId::new(), child.prompt.clone()),
+            });
+        }
+        let new = &self.tasks[first..];
+        let group = match plan.mode {
+            Mode::Async => None,
+            Mode::Barrier { window_seconds } => {
+                let group = NewGroup {
+                    id: GroupId::new(),
+                    task: parent.state.key,
+                    step: claim.step,
+                    source_type: SourceType::ChildTask,
+                    strategy: Strategy::AllRequired,
+                    window_seconds: Some(window_seconds),
+                    correlation_keys: new.iter().map(|t| t.key.task.to_string()).collect(),
+                };
+                let id = group.id;
+                self.groups.push(group);
+                Some(id)
+            }
+        };
+        let card = json!({
+            "step_id": claim.step,
+            "group_id": group.map(|g| g.to_string()).unwrap_or_default(),
+            "mode": if group.is_some() { "barrier" } else { "async" },
+            "total": new.len(),
+        });
+        let item = Draft {
+            turn: Some(claim.key.turn),
+            ..Draft::new(ItemKind::Delegation)
+        };
+        parent.add_item(&mut self.changes, item.data(card));
+        self.changes.tasks.push(parent);
+        let children = new
+            .iter()
+            .map(|t| Started {
+                task: t.key.task,
+                title: t.title.clone(),
+                agent: t.agent.agent,
+            })
+            .collect();
+        Delegated::Made { group, children }
+    }
 }

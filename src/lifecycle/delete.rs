@@ -50,7 +50,7 @@ pub async fn delete(
             .map(|(_, a)| a.settled(AwaitStatus::Skipped))
             .collect();
         complete_awaits(&mut tx, &skipped).await?;
-        let changes = halt(&mut tx, ending).await?;
+        let changes = halt(&mut tx, ending, None).await?;
         let deleted = store::tasks::soft_delete(&mut tx, root, subtasks).await?;
         tx.commit().await?;
         Ok(Some((deleted, changes)))

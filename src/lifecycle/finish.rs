@@ -14,7 +14,8 @@ use serde_json::json;
 pub(super) enum End {
     Completed(String),
     Failed(Failure),
-    Stopped,
+    /// With a reason if nobody has asked for it.
+    Stopped(Option<Failure>),
 }
 
 /// Ends the task. An error means that it is not in a state that can end so; nothing was changed.
@@ -26,19 +27,19 @@ pub(super) fn end(
     let on = match end {
         End::Completed(_) => On::Complete,
         End::Failed(_) => On::Fail,
-        End::Stopped => On::Stop,
+        End::Stopped(_) => On::Stop,
     };
     task.state.status = task.state.status.next(on)?;
     let mut item = Draft::status(task.state.status);
     match end {
         End::Completed(output) => task.state.output = Some(output),
-        End::Failed(failure) => {
+        End::Failed(failure) | End::Stopped(Some(failure)) => {
             // The task forgets it when it is reopened (T-7); its feed, and so its parent, does not.
             let Failure { code, message } = &failure;
             item = item.data(json!({"status": task.state.status, "code": code, "reason": message}));
             task.state.failure = Some(failure);
         }
-        End::Stopped => {}
+        End::Stopped(None) => {}
     }
     task.add_item(changes, item);
     if task.state.is_child {

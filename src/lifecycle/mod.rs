@@ -1,6 +1,6 @@
 //! The use cases that change a task: one verb per file, one transaction each.
 //!
-//! **Locking order**, kept by every transaction (W-8): tasks, await groups, awaits, then signals and events; within a
+//! **Locking order**, kept by every transaction (W-8): tasks, budgets, await groups, awaits, then signals and events; within a
 //! table by key, so that a parent, which is older, comes before its children. A step is locked after its task. Queue
 //! rows (queued steps, events, pending signals) are taken with `skip locked` and so are never waited for. Locks are
 //! `for no key update`, since an insert that references a row takes a key-share lock on it. A statement that
@@ -10,6 +10,7 @@
 
 pub mod agents;
 pub mod api_keys;
+pub mod budget;
 pub mod checkpoint;
 pub mod claim;
 pub mod complete_awaits;
@@ -45,14 +46,16 @@ use crate::{
         step::{Claim, StepStatus},
         task::{TaskKey, TaskState, TaskStatus},
     },
-    runtime::{Hub, Work},
+    runtime::{Causes, Hub, Work},
     store::{
         self,
         changes::{Changes, EventKind, ItemKind, NewEvent, NewItem, TaskChange},
     },
 };
+use futures::future::BoxFuture;
 use serde_json::Value;
 use sqlx::PgConnection;
+use std::sync::Arc;
 
 impl TaskChange {
     fn of(state: TaskState) -> Self {
@@ -142,6 +145,30 @@ async fn lock_claimed(
 /// Whether the task still is what the claim was made for. A deleted task goes on to its end (T-34).
 fn is_live(state: &TaskState, claim: &Claim) -> bool {
     state.status == TaskStatus::Running && state.stop_generation == claim.stop_generation
+}
+
+/// Writes all `items` together; if the database refuses that, each by itself, so that one bad item harms no other. The
+/// answers are in the order of the items.
+async fn together_or_each<'a, T: Sync, R>(
+    items: &'a [T],
+    write: impl Fn(&'a [T]) -> BoxFuture<'a, Result<Vec<R>, store::Error>> + Send + Sync,
+) -> Vec<Result<R, Arc<store::Error>>> {
+    match write(items).await {
+        Ok(done) => done.into_iter().map(Ok).collect(),
+        Err(error) if items.len() == 1 || error.is_unavailable() => {
+            let error = Arc::new(error);
+            items.iter().map(|_| Err(error.clone())).collect()
+        }
+        Err(error) => {
+            tracing::warn!(error = %Causes(&error), "a batch of {} was refused, writing one by one", items.len());
+            let mut results = Vec::with_capacity(items.len());
+            for one in items.chunks(1) {
+                let one = write(one).await;
+                results.push(one.map(|mut done| done.remove(0)).map_err(Arc::new));
+            }
+            results
+        }
+    }
 }
 
 /// Hints everybody whom `changes` concern; called after the commit.

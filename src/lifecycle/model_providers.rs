@@ -1,7 +1,7 @@
 //! A workspace's own model providers: made, edited, deleted, and chosen from (L-10). An edit names the revision it was made
 //! from (H-47). Agents name a provider by its name; one that is gone is told to whoever runs such an agent.
 
-use crate::domain::agent::InvalidDefinition;
+use crate::domain::agent::{InvalidDefinition, ModelSettings};
 use crate::domain::ids::{ModelProviderId, WorkspaceId};
 use crate::domain::model_provider::{KeyChange, ModelProvider, key_hint};
 use crate::llm::{ProviderSettings, SettingsError};
@@ -158,6 +158,19 @@ pub fn chosen<'p>(own: &'p [Sealing], wanted: Option<&str>) -> Option<&'p Sealin
         Some(name) => own.provider.name == name,
         None => own.provider.is_default,
     })
+}
+
+/// The provider of the workspace that answers under these settings, with its key read. `None`: one of the deployment.
+pub async fn answering(
+    conn: &mut PgConnection,
+    vault: &Vault,
+    workspace: WorkspaceId,
+    settings: &ModelSettings,
+) -> Result<Option<ProviderSettings>, EditError> {
+    let mut all = model_providers::of_workspaces(conn, &[workspace]).await?;
+    let own = all.remove(&workspace).unwrap_or_default();
+    let chosen = chosen(&own, settings.provider.as_deref());
+    Ok(chosen.map(|own| open(vault, workspace, own)).transpose()?)
 }
 
 /// The provider with its key read, for use on the server.

@@ -78,7 +78,7 @@ pub async fn reap(
                 result: None,
                 is_error: None,
                 model: None,
-                usage: None,
+                spent: None,
                 error: Some(message),
             });
             orphans.push((step.key.task_key(), step.step));
@@ -87,7 +87,7 @@ pub async fn reap(
         let unstarted = store::steps::unstarted_children(&mut tx, &orphans).await?;
         for state in store::tasks::lock(&mut tx, &unstarted).await? {
             let mut child = TaskChange::of(state);
-            if finish::end(&mut changes, &mut child, finish::End::Stopped).is_ok() {
+            if finish::end(&mut changes, &mut child, finish::End::Stopped(None)).is_ok() {
                 changes.tasks.push(child);
             }
         }

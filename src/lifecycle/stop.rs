@@ -8,7 +8,7 @@ use super::{announce, complete_awaits::cancel_awaits, finish};
 use crate::{
     domain::{
         ids::{TaskId, WorkspaceId},
-        task::{TaskKey, TaskState, TaskStatus},
+        task::{Failure, TaskKey, TaskState, TaskStatus},
         task_await::AwaitStatus,
     },
     runtime::Hub,
@@ -41,13 +41,25 @@ pub async fn stop(
     task: TaskId,
     subtasks: bool,
 ) -> Result<Option<StopReceipt>, store::Error> {
+    stop_for(pool, hub, workspace, task, subtasks, None).await
+}
+
+/// As [`stop`], for a reason that the tasks' callers are told.
+pub(super) async fn stop_for(
+    pool: &PgPool,
+    hub: &Hub,
+    workspace: WorkspaceId,
+    task: TaskId,
+    subtasks: bool,
+    why: Option<&Failure>,
+) -> Result<Option<StopReceipt>, store::Error> {
     let root = TaskKey { workspace, task };
     let result = store::retry_conflicts!(async {
         let mut tx = store::begin(pool).await?;
         let Some(locked) = lock_tree(&mut tx, root, subtasks).await? else {
             return Ok(None);
         };
-        let changes = halt(&mut tx, locked.into_values()).await?;
+        let changes = halt(&mut tx, locked.into_values(), why).await?;
         let left_alive = store::tasks::stoppable(&mut tx, root, subtasks)
             .await?
             .map_or(0, |t| t.len());
@@ -70,6 +82,7 @@ pub async fn stop(
 pub(super) async fn halt(
     conn: &mut PgConnection,
     locked: impl IntoIterator<Item = TaskState>,
+    why: Option<&Failure>,
 ) -> Result<Changes, store::Error> {
     let active: Vec<TaskState> = locked
         .into_iter()
@@ -87,7 +100,7 @@ pub(super) async fn halt(
     for state in active {
         let mut task = TaskChange::of(state);
         task.state.stop_generation += 1;
-        finish::end(&mut changes, &mut task, finish::End::Stopped)?;
+        finish::end(&mut changes, &mut task, finish::End::Stopped(why.cloned()))?;
         changes.tasks.push(task);
     }
     store::changes::apply(conn, &changes).await?;

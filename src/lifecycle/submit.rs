@@ -5,6 +5,7 @@
 use super::{Draft, TaskChange, announce, complete_awaits::complete_awaits, event};
 use crate::{
     domain::{
+        budget::Limits,
         ids::{AgentId, ItemId, TaskId, WorkspaceId},
         task::{NewTask, On, TaskKey, TaskStatus},
         task_await::{AwaitStatus, SourceType},
@@ -32,6 +33,8 @@ pub struct NewMessage {
     pub disable_delegation: bool,
     pub skip_wait: bool,
     pub metadata: Map<String, Value>,
+    /// Of a new task, beside the one that its agent may have.
+    pub budget: Option<Limits>,
     pub idempotency: Option<Idempotency>,
 }
 
@@ -432,6 +435,11 @@ fn new_task(message: &NewMessage, key: TaskKey, id: ItemId, target: &Target) -> 
         title: title.as_str().to_owned(),
         metadata: Value::Object(metadata),
         priority: 0,
+        budget: match (message.budget, target.budget) {
+            (Some(own), Some(agents)) => Some(own.and(agents)),
+            (own, agents) => own.or(agents),
+        },
+        budgeted: false,
         parent: None,
         message: (id, message.text.as_str().to_owned()),
     }

@@ -2,7 +2,7 @@
 //! one decision.
 
 use super::{ModelError, OnText};
-use crate::domain::decision::{Decision, Finish, RawCall, Usage, clean, normalise_calls};
+use crate::domain::decision::{Decision, Finish, RawCall, Usage, clean};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -47,11 +47,7 @@ pub fn conclude(
     if finish == Finish::Length && calls.is_empty() && !text.trim().is_empty() {
         text.push_str("\n\n[Cut here: the model reached its output limit.]");
     }
-    Decision {
-        text,
-        calls: normalise_calls(calls, finish, fresh_id),
-        usage,
-    }
+    Decision::new(text, calls, usage, finish, fresh_id)
 }
 
 /// JSON of the provider, after `clean_json`.

@@ -16,6 +16,7 @@ mod models;
 mod names;
 mod offline;
 mod openai;
+mod price;
 mod redact;
 mod schema;
 mod sse;
@@ -25,6 +26,7 @@ pub use offline::OfflineModel;
 
 use crate::domain::agent::ModelSettings;
 use crate::domain::decision::{Decision, ToolCall};
+use crate::domain::text::estimated_tokens;
 use futures::future::BoxFuture;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +63,44 @@ pub enum Message {
         text: String,
         is_error: bool,
     },
+}
+
+impl Request {
+    pub fn estimated_tokens(&self) -> usize {
+        estimated_tokens(&self.system)
+            + self
+                .messages
+                .iter()
+                .map(Message::estimated_tokens)
+                .sum::<usize>()
+            + self
+                .tools
+                .iter()
+                .map(ToolSpec::estimated_tokens)
+                .sum::<usize>()
+    }
+}
+
+impl Message {
+    pub fn estimated_tokens(&self) -> usize {
+        match self {
+            Self::User(text) | Self::ToolResult { text, .. } => estimated_tokens(text),
+            Self::Assistant { text, calls } => {
+                let call = |call: &ToolCall| {
+                    estimated_tokens(&call.name) + estimated_tokens(&call.arguments)
+                };
+                estimated_tokens(text) + calls.iter().map(call).sum::<usize>()
+            }
+        }
+    }
+}
+
+impl ToolSpec {
+    pub fn estimated_tokens(&self) -> usize {
+        estimated_tokens(&self.name)
+            + estimated_tokens(&self.description)
+            + estimated_tokens(&self.parameters.to_string())
+    }
 }
 
 /// A tool as the model sees it.

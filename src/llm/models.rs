@@ -4,15 +4,18 @@ use super::anthropic::Anthropic;
 use super::gemini::Gemini;
 use super::http::{self, Access, Format, HttpModel};
 use super::openai::OpenAi;
+use super::price::cost_micros;
+use super::redact::redact;
 use super::{Model, ModelError, OFFLINE_MODEL, OfflineModel, OnText, Request};
 use crate::config::{self, Config};
 use crate::domain::agent::ModelSettings;
-use crate::domain::decision::Decision;
+use crate::domain::decision::{Decision, Usage};
 use crate::domain::model_provider::ProviderKind;
 use crate::net::{NotPublic, Reach};
 use reqwest::Url;
 use reqwest::header::HeaderMap;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,7 +74,7 @@ impl ProviderSettings {
     /// Those of `llm` by provider, the deployment's default first. A key at the top of `llm` is the default provider's,
     /// and wins over the same key in its own section. A provider of whom nothing is said is not there.
     pub fn from_config(llm: &config::Llm) -> Vec<Self> {
-        let default = provider_of(llm.provider);
+        let default = ProviderKind::from(llm.provider);
         let sections = [
             (ProviderKind::OpenAi, &llm.providers.openai),
             (ProviderKind::Anthropic, &llm.providers.anthropic),
@@ -170,12 +173,14 @@ pub struct Models {
     /// For providers of workspaces.
     guarded: reqwest::Client,
     limits: Limits,
+    prices: Arc<BTreeMap<String, config::Price>>,
 }
 
 struct Configured {
     provider: ProviderKind,
     model_name: Option<String>,
     model: Arc<dyn Model>,
+    api_key: Option<SecretString>,
 }
 
 impl Models {
@@ -188,11 +193,15 @@ impl Models {
             max_output_tokens: llm.max_output_tokens,
             reach: Reach::with_private(config.http.allow_private_addresses),
         };
-        Self::new(
-            provider_of(llm.provider),
+        let models = Self::new(
+            llm.provider.into(),
             &ProviderSettings::from_config(llm),
             limits,
-        )
+        )?;
+        Ok(Self {
+            prices: Arc::new(llm.prices.clone()),
+            ..models
+        })
     }
 
     /// `default` answers for agents that name no provider; it must have a model for those that name no model either.
@@ -217,6 +226,7 @@ impl Models {
             configured.push(Configured {
                 provider: settings.provider,
                 model_name,
+                api_key: settings.api_key.clone(),
                 model: settings
                     .client(&http, limits)
                     .map_err(|error| error.under(&section))?,
@@ -228,6 +238,7 @@ impl Models {
             offline: Arc::new(OfflineModel),
             guarded: client(limits.reach.client())?,
             limits,
+            prices: Arc::default(),
         })
     }
 
@@ -285,6 +296,18 @@ impl Models {
             .unwrap_or_default()
     }
 
+    /// What calls of this model have cost; `None` without a price (T-17).
+    pub fn cost_micros(&self, model: &str, usage: Usage) -> Option<i64> {
+        Some(cost_micros(self.prices.get(model)?, usage))
+    }
+
+    /// The text without the deployment's keys, and without whatever looks like one.
+    pub fn redact(&self, text: &str) -> String {
+        let keys = self.configured.iter().filter_map(|c| c.api_key.as_ref());
+        let keys: Vec<&str> = keys.map(ExposeSecret::expose_secret).collect();
+        redact(text, &keys)
+    }
+
     /// `None`: no deployment has a provider of this name.
     fn wanted(&self, settings: &ModelSettings) -> Option<ProviderKind> {
         match &settings.provider {
@@ -308,12 +331,14 @@ impl Models {
     }
 }
 
-fn provider_of(provider: config::Provider) -> ProviderKind {
-    match provider {
-        config::Provider::OpenAi => ProviderKind::OpenAi,
-        config::Provider::Anthropic => ProviderKind::Anthropic,
-        config::Provider::Gemini => ProviderKind::Gemini,
-        config::Provider::Offline => ProviderKind::Offline,
+impl From<config::Provider> for ProviderKind {
+    fn from(provider: config::Provider) -> Self {
+        match provider {
+            config::Provider::OpenAi => ProviderKind::OpenAi,
+            config::Provider::Anthropic => ProviderKind::Anthropic,
+            config::Provider::Gemini => ProviderKind::Gemini,
+            config::Provider::Offline => ProviderKind::Offline,
+        }
     }
 }
 
@@ -329,7 +354,6 @@ fn section(provider: ProviderKind, default: ProviderKind) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use secrecy::ExposeSecret;
 
     fn config(vars: &[(&str, &str)]) -> Config {
         let value = |name: &str| {

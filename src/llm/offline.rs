@@ -1,11 +1,13 @@
 //! The offline demo model: answers by rule, so that the whole product can be tried without a key. Every text says so.
 //!
 //! A pure function of the request. It reads the system prompt and the conversation as a model would, so it also shows
-//! that what we write there can be understood: the roster, and the summary of a group (D-22). It is tolerant about
-//! both, and deliberately simple: nobody should take it for a model.
+//! that what we write there can be understood: the roster, the summary of a group (D-22), and what a profile is to
+//! be written from. It is tolerant about them, and deliberately simple: nobody should take it for a model.
 
+mod profile;
 mod split;
 
+use self::profile::profile;
 use self::split::split;
 use super::{Message, Model, ModelError, OnText, Request};
 use crate::domain::decision::{Decision, ToolCall, Usage};
@@ -47,7 +49,12 @@ fn decide(request: &Request) -> Decision {
         output_tokens: tokens(written).max(1),
         cached_tokens: 0,
     };
-    Decision { text, calls, usage }
+    Decision {
+        text,
+        calls,
+        usage,
+        ..Decision::default()
+    }
 }
 
 fn message_len(message: &Message) -> usize {
@@ -60,6 +67,9 @@ fn message_len(message: &Message) -> usize {
 }
 
 fn respond(request: &Request) -> (String, Vec<ToolCall>) {
+    if let Some(profile) = profile(request) {
+        return (profile, Vec::new());
+    }
     // What came in since the model last spoke: a summary and the user's next message may arrive together.
     let news = request
         .messages

@@ -17,6 +17,8 @@ const SWEEP_EVERY: Duration = Duration::from_millis(1000);
 const UNTOLD_EVERY: Duration = Duration::from_secs(30);
 /// How often what has outlived its use is removed.
 const CLEAN_EVERY: Duration = Duration::from_secs(600);
+/// Decision logs that one statement removes.
+const FORGOTTEN_AT_ONCE: u32 = 1000;
 
 pub struct Orchestrator {
     pool: PgPool,
@@ -26,6 +28,7 @@ pub struct Orchestrator {
     batch: u32,
     step_attempts_max: u32,
     early_ttl_secs: u32,
+    decision_days: u32,
     desk: Option<Desk>,
 }
 
@@ -49,6 +52,7 @@ impl Orchestrator {
             batch: own.batch,
             step_attempts_max: config.worker.max_attempts,
             early_ttl_secs: config.signals.early_ttl_seconds,
+            decision_days: config.decision_logs.retention_days,
             desk: None,
         }
     }
@@ -163,6 +167,6 @@ impl Orchestrator {
     async fn clean(&self) -> Result<Progress, store::Error> {
         let mut conn = self.pool.acquire().await?;
         lifecycle::forget::forget_old(&mut conn).await?;
-        Ok(Progress::Idle)
+        lifecycle::forget::forget_decisions(&mut conn, self.decision_days, FORGOTTEN_AT_ONCE).await
     }
 }

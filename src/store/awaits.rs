@@ -149,30 +149,45 @@ pub async fn wait_outcomes(
         .collect())
 }
 
-/// Inserts a group and its awaits.
-pub async fn insert_group(conn: &mut PgConnection, group: &NewGroup) -> Result<(), Error> {
-    let total = group.correlation_keys.len() as i32;
+/// Inserts groups and their awaits.
+pub async fn insert_groups(conn: &mut PgConnection, groups: &[NewGroup]) -> Result<(), Error> {
+    let total = |group: &NewGroup| group.correlation_keys.len() as i32;
+    // The number of the group, counted from 1, and the place within it, of each await.
+    let awaits: Vec<(i32, i32, &str)> = (1..)
+        .zip(groups)
+        .flat_map(|(n, group)| {
+            let keys = (0..).zip(&group.correlation_keys);
+            keys.map(move |(ordinal, key)| (n, ordinal, key.as_str()))
+        })
+        .collect();
     sqlx::query!(
         r#"
-        with new_group as (
+        with new as (
+            select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::integer[],
+                    $8::integer[], $9::integer[]) with ordinality
+                as c (workspace_id, id, task_id, step_id, source_type, strategy, quorum, total, window_seconds, n)
+        ), new_groups as (
             insert into await_groups (workspace_id, id, task_id, step_id, source_type, strategy, quorum, total, pending,
                 window_seconds)
-            values ($1, $2, $3, $4, $5, $6, $7, $8, $8, $9)
+            select workspace_id, id, task_id, step_id, source_type, strategy, quorum, total, total, window_seconds from new
         )
         insert into awaits (workspace_id, group_id, ordinal, source_type, correlation_key, scheduled_resume_at)
-        select $1, $2, c.n - 1, $5, c.key, now() + make_interval(secs => $9::integer)
-        from unnest($10::text[]) with ordinality as c (key, n)
+        select g.workspace_id, g.id, c.ordinal, g.source_type, c.key, now() + make_interval(secs => g.window_seconds)
+        from unnest($10::integer[], $11::integer[], $12::text[]) as c (n, ordinal, key)
+        join new g on g.n = c.n
         "#,
-        group.task.workspace.0,
-        group.id.0,
-        group.task.task.0,
-        group.step.0,
-        group.source_type.as_str(),
-        group.strategy.as_str(),
-        group.strategy.quorum(),
-        total,
-        group.window_seconds,
-        &group.correlation_keys,
+        &column(groups, |g| g.task.workspace.0),
+        &column(groups, |g| g.id.0),
+        &column(groups, |g| g.task.task.0),
+        &column(groups, |g| g.step.0),
+        &column(groups, |g| g.source_type.as_str()) as &[&str],
+        &column(groups, |g| g.strategy.as_str()) as &[&str],
+        &column(groups, |g| g.strategy.quorum()) as &[Option<i32>],
+        &column(groups, total),
+        &column(groups, |g| g.window_seconds) as &[Option<i32>],
+        &column(&awaits, |a| a.0),
+        &column(&awaits, |a| a.1),
+        &column(&awaits, |a| a.2) as &[&str],
     )
     .execute(conn)
     .await?;

@@ -6,7 +6,7 @@
 
 use super::{Error, column, tasks};
 use crate::domain::{
-    decision::Usage,
+    decision::{Spent, Usage},
     ids::{GroupId, ItemId, ProcessId, StepId, WorkspaceId},
     step::{StepKey, StepStatus},
     task::{TaskKey, TaskState},
@@ -85,7 +85,8 @@ pub struct EndedStep {
     pub result: Option<String>,
     pub is_error: Option<bool>,
     pub model: Option<String>,
-    pub usage: Option<Usage>,
+    /// Besides what earlier attempts have spent.
+    pub spent: Option<Spent>,
     pub error: Option<String>,
 }
 
@@ -159,7 +160,8 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
     let failures: Vec<Option<Value>> = states().map(tasks::failure_json).collect();
     let steps = &c.new_steps;
     let ends = &c.ended_steps;
-    let usage = |f: fn(&Usage) -> u32| column(ends, |e| e.usage.as_ref().map(|u| i64::from(f(u))));
+    let usage =
+        |f: fn(&Usage) -> u32| column(ends, |e| e.spent.as_ref().map(|s| i64::from(f(&s.usage))));
     let call = |f: fn(&Call) -> &str| column(steps, |s| s.call.as_ref().map(|c| f(c).to_owned()));
     let written = sqlx::query_scalar!(
         r#"
@@ -184,12 +186,15 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
         ), ended_steps as (
             update steps s
             set status = c.status, lease_expires_at = null, finished_at = now(), result = c.result, is_error = c.is_error,
-                model = c.model, input_tokens = c.input_tokens, output_tokens = c.output_tokens,
-                cached_tokens = c.cached_tokens, error = c.error
+                model = c.model,
+                input_tokens = coalesce(s.input_tokens + c.input_tokens, c.input_tokens, s.input_tokens),
+                output_tokens = coalesce(s.output_tokens + c.output_tokens, c.output_tokens, s.output_tokens),
+                cached_tokens = coalesce(s.cached_tokens + c.cached_tokens, c.cached_tokens, s.cached_tokens),
+                cost_micros = coalesce(s.cost_micros + c.cost_micros, c.cost_micros, s.cost_micros), error = c.error
             from unnest($22::uuid[], $23::uuid[], $24::integer[], $25::integer[], $26::integer[], $27::text[], $28::text[],
-                    $29::boolean[], $30::text[], $31::bigint[], $32::bigint[], $33::bigint[], $34::text[])
+                    $29::boolean[], $30::text[], $31::bigint[], $32::bigint[], $33::bigint[], $34::text[], $69::bigint[])
                 as c (workspace_id, task_id, turn, ordinal, attempt, status, result, is_error, model,
-                    input_tokens, output_tokens, cached_tokens, error)
+                    input_tokens, output_tokens, cached_tokens, error, cost_micros)
             where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn and s.ordinal = c.ordinal
                 and s.attempt = c.attempt and s.lease_expires_at is not null
             returning 1
@@ -309,6 +314,7 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
         c.tasks.len() as i64,
         ends.len() as i64,
         c.resumed_groups.len() as i64,
+        &column(ends, |e| e.spent.and_then(|s| s.cost_micros)) as &[Option<i64>],
     )
     .fetch_one(conn)
     .await;

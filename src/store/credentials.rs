@@ -132,3 +132,24 @@ pub async fn sealed(
     });
     Ok(sealed.collect())
 }
+
+/// The encrypted values of all.
+pub async fn all_sealed(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+) -> Result<Vec<(CredentialId, Sealed)>, Error> {
+    let rows = sqlx::query!(
+        r#"select id as "id: CredentialId", key_id, sealed from credentials where workspace_id = $1 order by id"#,
+        workspace.0
+    )
+    .fetch_all(conn)
+    .await?;
+    let sealed = rows.into_iter().map(|row| {
+        let sealed = Sealed {
+            key_id: row.key_id,
+            bytes: row.sealed,
+        };
+        (row.id, sealed)
+    });
+    Ok(sealed.collect())
+}

@@ -7,10 +7,12 @@
 pub mod agents;
 pub mod api_keys;
 pub mod awaits;
+pub mod budgets;
 pub mod bus;
 pub mod changes;
 pub mod configured_tools;
 pub mod credentials;
+pub mod decision_logs;
 pub mod events;
 pub mod feeds;
 pub mod flags;
@@ -28,6 +30,7 @@ pub mod steps;
 pub mod task_trees;
 pub mod task_views;
 pub mod tasks;
+pub mod usage;
 pub mod workspaces;
 
 use sqlx::{PgPool, Postgres, Transaction};
@@ -179,6 +182,7 @@ macro_rules! task_setup {
             depth: i32::from($row.spawn_depth),
             delegation_disabled: $row.delegation_disabled,
             own_models: $row.own_models,
+            budgeted: $row.budgeted,
         }
     };
 }

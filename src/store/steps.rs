@@ -2,6 +2,7 @@
 
 use super::{Error, column, tasks::Setup};
 use crate::domain::{
+    decision::{Spent, Usage},
     ids::{AgentId, ProcessId, StepId, TaskId, WorkspaceId},
     step::{Claim, StepKey, StepStatus},
     task::{TaskKey, TaskState, TaskStatus},
@@ -51,7 +52,8 @@ pub async fn claim_all_workspaces(
             t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
             t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
             t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!",
-            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!"
+            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!",
+            t.budgeted or exists (select from budgets b where b.workspace_id = t.workspace_id and b.id = t.workspace_id) as "budgeted!"
         "#,
         worker.0,
         f64::from(lease_secs),
@@ -233,8 +235,11 @@ pub async fn expired_all_workspaces(
 pub enum GiveBack {
     /// Its worker was lost: counts towards `worker.max_attempts`.
     LeaseLost,
-    /// The model asked for patience: run again after so many seconds. Counts towards `llm.max_attempts`.
-    ModelBusy { seconds: f64 },
+    /// The model asked for patience: run again after so many seconds. Counts towards `llm.max_attempts`. What was spent
+    /// before it did so is added to the step.
+    ModelBusy { seconds: f64, spent: Spent },
+    /// A budget is held by calls under way, or used up: run again after so many seconds. Counts as nothing.
+    Budget { seconds: f64, spent: Spent },
     /// The process is shutting down: counts as nothing.
     Shutdown,
 }
@@ -244,15 +249,33 @@ pub async fn give_back(
     conn: &mut PgConnection,
     steps: &[(StepKey, i32, GiveBack)],
 ) -> Result<u64, Error> {
+    let spent = |f: fn(&Spent) -> Option<i64>| {
+        column(steps, |s| match &s.2 {
+            GiveBack::ModelBusy { spent, .. } | GiveBack::Budget { spent, .. }
+                if spent.usage != Usage::default() =>
+            {
+                f(spent)
+            }
+            GiveBack::ModelBusy { .. }
+            | GiveBack::Budget { .. }
+            | GiveBack::LeaseLost
+            | GiveBack::Shutdown => None,
+        })
+    };
     let done = sqlx::query!(
         r#"
         update steps s
         set status = 'queued', lease_expires_at = null, worker_id = null,
             run_at = now() + make_interval(secs => c.delay_secs),
-            lost_leases = s.lost_leases + c.lost, model_attempts = s.model_attempts + c.busy
+            lost_leases = s.lost_leases + c.lost, model_attempts = s.model_attempts + c.busy,
+            input_tokens = coalesce(s.input_tokens + c.input_tokens, c.input_tokens, s.input_tokens),
+            output_tokens = coalesce(s.output_tokens + c.output_tokens, c.output_tokens, s.output_tokens),
+            cached_tokens = coalesce(s.cached_tokens + c.cached_tokens, c.cached_tokens, s.cached_tokens),
+            cost_micros = coalesce(s.cost_micros + c.cost_micros, c.cost_micros, s.cost_micros)
         from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::integer[], $5::integer[], $6::float8[], $7::integer[],
-                $8::integer[])
-            as c (workspace_id, task_id, turn, ordinal, attempt, delay_secs, lost, busy)
+                $8::integer[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[])
+            as c (workspace_id, task_id, turn, ordinal, attempt, delay_secs, lost, busy,
+                input_tokens, output_tokens, cached_tokens, cost_micros)
         where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn and s.ordinal = c.ordinal
             and s.attempt = c.attempt and s.lease_expires_at is not null
         "#,
@@ -262,11 +285,15 @@ pub async fn give_back(
         &column(steps, |s| s.0.ordinal),
         &column(steps, |s| s.1),
         &column(steps, |s| match s.2 {
-            GiveBack::ModelBusy { seconds } => seconds,
+            GiveBack::ModelBusy { seconds, .. } | GiveBack::Budget { seconds, .. } => seconds,
             GiveBack::LeaseLost | GiveBack::Shutdown => 0.0,
         }),
         &column(steps, |s| i32::from(s.2 == GiveBack::LeaseLost)),
         &column(steps, |s| i32::from(matches!(s.2, GiveBack::ModelBusy { .. }))),
+        &spent(|s| Some(s.usage.input_tokens.into())) as &[Option<i64>],
+        &spent(|s| Some(s.usage.output_tokens.into())) as &[Option<i64>],
+        &spent(|s| Some(s.usage.cached_tokens.into())) as &[Option<i64>],
+        &spent(|s| s.cost_micros) as &[Option<i64>],
     )
     .execute(conn)
     .await?;

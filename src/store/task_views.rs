@@ -60,6 +60,9 @@ pub struct TaskDetails {
     /// The newest `seq` of its feed.
     pub last_seq: i64,
     pub usage: UsageTotals,
+    /// It, or a task above it, has a budget.
+    #[serde(skip)]
+    pub budgeted: bool,
     /// What it waits for, oldest first, and what has ended without the task having been told yet.
     pub waits: Vec<OpenWait>,
 }
@@ -73,7 +76,7 @@ pub struct UsageTotals {
     pub cached_tokens: i64,
     /// Millionths of the currency that prices are configured in; null without prices.
     pub cost_micros: Option<i64>,
-    /// Time in model calls.
+    /// From the start of each decide step to its end, with the pauses that a busy model asked for.
     pub duration_ms: i64,
 }
 
@@ -343,7 +346,7 @@ pub async fn details(
 ) -> Result<HashMap<TaskId, TaskDetails>, Error> {
     let ids: Vec<Uuid> = tasks.iter().map(|task| task.0).collect();
     let rows = sqlx::query!(
-        r#"select t.id as "id: TaskId", t.source_metadata, t.output, t.last_seq,
+        r#"select t.id as "id: TaskId", t.source_metadata, t.output, t.last_seq, t.budgeted,
             t.error as "error: Json<Failure>",
             u.decide_steps as "decide_steps!", u.input_tokens as "input_tokens!", u.output_tokens as "output_tokens!",
             u.cached_tokens as "cached_tokens!", u.cost_micros, u.duration_ms as "duration_ms!"
@@ -379,6 +382,7 @@ pub async fn details(
                 cost_micros: row.cost_micros,
                 duration_ms: row.duration_ms,
             },
+            budgeted: row.budgeted,
             waits: waits.remove(&row.id).unwrap_or_default(),
         };
         (row.id, details)

@@ -2,6 +2,7 @@
 
 use super::{Error, column};
 use crate::domain::{
+    budget::Limits,
     ids::{AgentId, StepId, TaskId, WorkspaceId},
     step::Claim,
     task::{AgentRef, Failure, NewTask, TaskKey, TaskState, TaskStatus},
@@ -21,22 +22,27 @@ pub(super) fn failure_json(state: &TaskState) -> Option<Value> {
 pub async fn insert(conn: &mut PgConnection, new: &[NewTask], wait: bool) -> Result<(), Error> {
     let parent =
         |f: fn(&crate::domain::task::ParentRef) -> Uuid| column(new, |t| t.parent.as_ref().map(f));
+    let limit = |f: fn(&Limits) -> Option<i64>| column(new, |t| t.budget.as_ref().and_then(f));
     sqlx::query!(
         r#"
         with new as (
             select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::integer[], $6::integer[], $7::text[],
                     $8::jsonb[], $9::smallint[], $10::uuid[], $11::uuid[], $12::uuid[], $13::integer[], $14::smallint[],
-                    $15::uuid[], $16::text[])
+                    $15::uuid[], $16::text[], $18::boolean[], $19::bigint[], $20::bigint[], $21::bigint[])
                 as c (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
                     source_metadata, priority, root_task_id, parent_task_id, parent_step_id, ordinal, spawn_depth,
-                    message_id, message)
+                    message_id, message, budgeted, tokens_max, cost_micros_max, children_max)
+        ), new_budgets as (
+            insert into budgets (workspace_id, id, tokens_max, cost_micros_max, children_max)
+            select workspace_id, id, tokens_max, cost_micros_max, children_max from new
+            where num_nonnulls(tokens_max, cost_micros_max, children_max) > 0
         ), new_tasks as (
             insert into tasks (workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
                 source_metadata, priority, root_task_id, parent_task_id, parent_step_id, ordinal, spawn_depth, source,
-                last_seq, news_seq)
+                last_seq, news_seq, budgeted)
             select workspace_id, id, agent_workspace_id, agent_id, agent_version, decides_left, title,
                 source_metadata, priority, coalesce(root_task_id, id), parent_task_id, parent_step_id, ordinal,
-                spawn_depth, case when parent_task_id is null then 'chat' else 'spawned' end, 1, 1
+                spawn_depth, case when parent_task_id is null then 'chat' else 'spawned' end, 1, 1, budgeted
             from new
         ), first_messages as (
             insert into task_items (workspace_id, task_id, seq, id, kind, text)
@@ -62,6 +68,10 @@ pub async fn insert(conn: &mut PgConnection, new: &[NewTask], wait: bool) -> Res
         &column(new, |t| t.message.0.0),
         &column(new, |t| t.message.1.as_str()) as &[&str],
         wait,
+        &column(new, |t| t.budgeted || t.budget.is_some()),
+        &limit(|b| b.tokens) as &[Option<i64>],
+        &limit(|b| b.cost_micros) as &[Option<i64>],
+        &limit(|b| b.children) as &[Option<i64>],
     )
     .execute(conn)
     .await?;
@@ -100,6 +110,8 @@ pub struct Setup {
     pub delegation_disabled: bool,
     /// The workspace has model providers of its own (L-10). All else here never changes.
     pub own_models: bool,
+    /// The task, one above it or the workspace has a budget. Of the workspace it is what was there at the claim.
+    pub budgeted: bool,
 }
 
 /// As [`lock`], but leaves out tasks that somebody else has locked: it never waits.
@@ -114,7 +126,8 @@ pub async fn lock_free(
             t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
             t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
             t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!",
-            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!"
+            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!",
+            t.budgeted or exists (select from budgets b where b.workspace_id = t.workspace_id and b.id = t.workspace_id) as "budgeted!"
         from tasks t
         join (select distinct * from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)) k
             on t.workspace_id = k.workspace_id and t.id = k.id
@@ -225,6 +238,8 @@ pub async fn children_of_step(
 pub struct Target {
     pub agent: AgentRef,
     pub max_iterations: i32,
+    /// Of each task that runs it.
+    pub budget: Option<Limits>,
 }
 
 /// For each request (workspace, agent or its default one) the published agent that it may run: the workspace's own
@@ -236,7 +251,8 @@ pub async fn resolve_agents(
     let rows = sqlx::query!(
         r#"
         select r.n as "n!", a.workspace_id as "workspace_id!: WorkspaceId", a.id as "id!: AgentId", a.published_version as "version!",
-            coalesce((v.definition ->> 'max_iterations')::integer, 50) as "max_iterations!"
+            coalesce((v.definition ->> 'max_iterations')::integer, 50) as "max_iterations!",
+            v.definition -> 'config' -> 'budget' as budget
         from unnest($1::uuid[], $2::uuid[]) with ordinality as r (workspace_id, agent_id, n)
         cross join lateral (
             select workspace_id, id, published_version, 0 as rank from agents
@@ -270,6 +286,7 @@ pub async fn resolve_agents(
             *slot = Some(Target {
                 agent,
                 max_iterations: row.max_iterations,
+                budget: row.budget.as_ref().and_then(Limits::of_config),
             });
         }
     }
@@ -486,38 +503,51 @@ pub struct BeforeSpawn {
     pub delegation_disabled: bool,
 }
 
+/// One row for each call (claim, root of its tree), in their order.
 pub async fn before_spawn(
     conn: &mut PgConnection,
-    claim: &Claim,
-    root: TaskId,
-) -> Result<BeforeSpawn, Error> {
+    calls: &[(Claim, TaskId)],
+) -> Result<Vec<BeforeSpawn>, Error> {
     Ok(sqlx::query_as!(
         BeforeSpawn,
         r#"
-        with recursive tree as (
-            select t.id, t.status from tasks t where t.workspace_id = $1 and t.parent_task_id = $2
+        with recursive calls as (
+            select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::integer[], $5::integer[], $6::integer[],
+                    $7::uuid[]) with ordinality
+                as c (workspace_id, root_id, task_id, turn, ordinal, attempt, step_id, n)
+        ), trees as (
+            select t.workspace_id, r.root_id, t.id, t.status from (select distinct workspace_id, root_id from calls) r
+            join tasks t on t.workspace_id = r.workspace_id and t.parent_task_id = r.root_id
             union all
-            select c.id, c.status from tree
-            join tasks c on c.workspace_id = $1 and c.parent_task_id = tree.id
+            select t.workspace_id, trees.root_id, t.id, t.status from trees
+            join tasks t on t.workspace_id = trees.workspace_id and t.parent_task_id = trees.id
+        ), live as (
+            select workspace_id, root_id, count(*) as n from trees
+            where status not in ('completed', 'failed', 'stopped')
+            group by workspace_id, root_id
         )
-        select (select count(*) from tree where status not in ('completed', 'failed', 'stopped')) as "live!",
+        select coalesce((select l.n from live l
+                where l.workspace_id = c.workspace_id and l.root_id = c.root_id), 0) as "live!",
             exists (select from tasks t
-                where t.workspace_id = $1 and t.parent_task_id = $3 and t.parent_step_id = $7) as "has_made!",
+                where t.workspace_id = c.workspace_id and t.parent_task_id = c.task_id
+                    and t.parent_step_id = c.step_id) as "has_made!",
             exists (select from steps s
-                where s.workspace_id = $1 and s.task_id = $3 and s.turn = $4 and s.ordinal = $5 and s.attempt = $6
-                    and s.status = 'running') as "holds!",
+                where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn
+                    and s.ordinal = c.ordinal and s.attempt = c.attempt and s.status = 'running') as "holds!",
             exists (select from tasks t
-                where t.workspace_id = $1 and t.id = $3
+                where t.workspace_id = c.workspace_id and t.id = c.task_id
                     and t.source_metadata @> '{"disable_delegation": true}') as "delegation_disabled!"
+        from calls c
+        order by c.n
         "#,
-        claim.key.workspace.0,
-        root.0,
-        claim.key.task.0,
-        claim.key.turn,
-        claim.key.ordinal,
-        claim.attempt,
-        claim.step.0,
+        &column(calls, |c| c.0.key.workspace.0),
+        &column(calls, |c| c.1.0),
+        &column(calls, |c| c.0.key.task.0),
+        &column(calls, |c| c.0.key.turn),
+        &column(calls, |c| c.0.key.ordinal),
+        &column(calls, |c| c.0.attempt),
+        &column(calls, |c| c.0.step.0),
     )
-    .fetch_one(conn)
+    .fetch_all(conn)
     .await?)
 }

@@ -1,18 +1,18 @@
 //! Loads what claimed steps need, for all of them with one query per table: their agents with tools and roster, and, at
 //! the same time, the histories and the model providers of the workspaces that have some.
 
-use super::history::history;
 use crate::{
     domain::{ids::WorkspaceId, task::TaskKey},
     lifecycle::{checkpoint::PromptRecord, model_providers},
     llm::{Message, ModelError, ProviderSettings, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
+    sent::{SentPrompt, history::history},
     store::{self, items::HistoryItem, model_providers::Sealing, steps::Claimed, tasks::Setup},
     tools::{self, Granted},
     vault::Vault,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use sqlx::PgPool;
 use std::{
@@ -54,14 +54,7 @@ impl Loader {
         max_depth: u32,
         result_chars: usize,
     ) -> Self {
-        let catalogue = tools::catalogue();
-        let infos = catalogue.iter().map(|t| crate::domain::grants::ToolInfo {
-            name: t.name,
-            default_enabled: t.default_enabled,
-            delegates: t.delegates,
-        });
-        let assembler = Assembler::new(infos.collect(), max_depth as i32);
-        let specs = catalogue
+        let specs = tools::catalogue()
             .into_iter()
             .map(|t| {
                 (
@@ -75,7 +68,7 @@ impl Loader {
             })
             .collect();
         Self {
-            assembler,
+            assembler: Assembler::with_base_tools(max_depth),
             prompts,
             specs,
             vault,
@@ -184,16 +177,7 @@ impl Loader {
             .filter_map(|tool| self.spec(tool))
             .collect();
         let system: Arc<str> = sections.joined().into();
-        let parts: Vec<Value> = sections
-            .0
-            .iter()
-            .map(|s| json!({"name": s.name, "text": s.text}))
-            .collect();
-        let schemas: Vec<Value> = tools
-            .iter()
-            .map(|t| json!({"name": t.name, "description": t.description, "parameters": t.parameters}))
-            .collect();
-        let sections = json!({"sections": parts, "tools": schemas});
+        let sections = SentPrompt::record(&sections, &tools);
         let hash = Sha256::digest(sections.to_string().as_bytes()).into();
         Ok(Shared {
             system,

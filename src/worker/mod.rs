@@ -2,7 +2,6 @@
 //! runs.
 
 mod context;
-mod history;
 mod lease;
 mod turn;
 
@@ -12,6 +11,7 @@ use crate::{
     lifecycle::{
         self,
         checkpoint::{Checkpointer, Commit, Outcome},
+        delegate::Delegations,
         desk::{Desk, Handed, Room, Seat},
     },
     llm::Models,
@@ -44,10 +44,11 @@ struct Shared {
     loader: Loader,
     vault: Arc<Vault>,
     checkpointer: Checkpointer,
+    delegations: Delegations,
     held: Arc<Held>,
     running: TaskTracker,
     limits: delegation::Limits,
-    tree_size_max: u32,
+    max_output_tokens: Option<u32>,
     retry: retry::Limits,
     lease: Duration,
     result_chars: usize,
@@ -90,6 +91,8 @@ impl Worker {
             worker.batch as usize,
         );
         let vault = Arc::new(Vault::from_config(&config.credentials));
+        let delegations =
+            Delegations::start(pool.clone(), spawn.max_tree_size, worker.batch as usize);
         let shared = Shared {
             loader: Loader::new(
                 prompts,
@@ -106,7 +109,7 @@ impl Worker {
                 default_timeout_minutes: spawn.default_timeout_minutes,
                 max_timeout_minutes: spawn.max_timeout_minutes,
             },
-            tree_size_max: spawn.max_tree_size,
+            max_output_tokens: config.llm.max_output_tokens,
             retry: retry::Limits {
                 attempts_max: config.llm.max_attempts,
                 base: Duration::from_millis(config.llm.retry_base_ms),
@@ -118,6 +121,7 @@ impl Worker {
             hub,
             models,
             checkpointer,
+            delegations,
             starved: AtomicBool::new(false),
         };
         Self {
@@ -309,8 +313,7 @@ async fn fail(
     let failure = crate::domain::task::Failure::new(code, message);
     let outcome = Outcome::Failed {
         failure,
-        model: None,
-        seen_seq: None,
+        asked: None,
     };
     let claim = step.claim;
     turn::commit(shared, Commit { claim, outcome })

@@ -3,13 +3,12 @@
 use super::{
     Shared,
     context::{Context, Prepared},
-    history::calls_of,
     lease::Guard,
 };
 use crate::{
     domain::{
         credential::blank_out,
-        decision::{Decision, ToolCall, clean},
+        decision::{Decision, Spent, ToolCall, Usage, clean},
         delegation::{Delegator, call_result},
         ids::{CredentialId, GroupId, TaskId},
         retry::next_delay,
@@ -20,13 +19,15 @@ use crate::{
     },
     lifecycle::{
         self,
-        checkpoint::{Called, Commit, Committed, Decided, Outcome, as_call},
+        budget::{Denied, Estimate, Overdrawn},
+        checkpoint::{Asked, Called, Commit, Committed, Decided, Outcome, as_call},
         credentials::CredentialError,
-        delegate::Delegated,
+        delegate::{self, Delegated},
         wait::Waited,
     },
-    llm::{ModelError, Retry},
+    llm::{ModelError, Request, Retry},
     runtime::Causes,
+    sent::history::calls_of,
     store::{
         self,
         changes::Call,
@@ -133,40 +134,69 @@ async fn decide(
         Some(Err(_)) | None => shared.models.name_for(settings),
     };
     let begun = Instant::now();
-    let outcome = match ask(shared, &claim, prepared).await {
+    let (answer, usage, repeats) = ask(shared, step, prepared, &model).await?;
+    let spent = Spent {
+        usage,
+        cost_micros: shared.models.cost_micros(&model, usage),
+    };
+    let asked = Asked {
+        prompt: prepared.prompt.clone(),
+        seen_seq: prepared.seen_seq,
+        model,
+        spent,
+        latency_ms: i32::try_from(begun.elapsed().as_millis()).unwrap_or(i32::MAX),
+        retries: step.model_attempts + repeats,
+    };
+    let outcome = match answer {
         Ok(decision) => Outcome::Decided(Box::new(Decided {
             decision,
             task: Some(step.task.clone()),
-            prompt: prepared.prompt.clone(),
-            seen_seq: prepared.seen_seq,
-            model,
-            latency_ms: i32::try_from(begun.elapsed().as_millis()).unwrap_or(i32::MAX),
-            retries: step.model_attempts,
+            asked,
         })),
         Err(Unanswered::Empty) => Outcome::Failed {
             failure: Failure::new(
                 "empty_answer",
                 "The model answered with neither text nor tool calls, twice. Send a new message to try again.",
             ),
-            model: Some(model),
-            seen_seq: Some(prepared.seen_seq),
+            asked: Some(Box::new(asked)),
         },
+        Err(Unanswered::Denied(denied)) => {
+            let pause = match denied {
+                Denied::Wait => true,
+                // What an empty answer has taken is kept with the step; the next attempt ends it.
+                Denied::Exhausted(_) | Denied::Refused(_) => usage != Usage::default(),
+            };
+            if pause {
+                let seconds = BUDGET_PAUSE_SECS * (0.5 + fastrand::f64() / 2.0);
+                give_back(shared, &claim, GiveBack::Budget { seconds, spent }).await?;
+                return Ok(None);
+            }
+            let failure = match denied {
+                Denied::Exhausted(overdrawn) => {
+                    if exhaust(shared, &claim, &overdrawn).await? {
+                        return Ok(None);
+                    }
+                    overdrawn.why
+                }
+                Denied::Refused(failure) => failure,
+                Denied::Wait => return Ok(None),
+            };
+            Outcome::Failed {
+                failure,
+                asked: None,
+            }
+        }
         Err(Unanswered::Error(error)) => {
             let attempt = step.model_attempts as u32 + 1;
             match again(&error, attempt, shared) {
                 Ok(seconds) => {
-                    let why = GiveBack::ModelBusy { seconds };
-                    patiently(shared, || {
-                        lifecycle::requeue::give_back(&shared.pool, &shared.hub, &claim, why)
-                            .map_err(Arc::new)
-                    })
-                    .await?;
+                    let why = GiveBack::ModelBusy { seconds, spent };
+                    give_back(shared, &claim, why).await?;
                     return Ok(None);
                 }
                 Err(failure) => Outcome::Failed {
                     failure,
-                    model: Some(model),
-                    seen_seq: Some(prepared.seen_seq),
+                    asked: Some(Box::new(asked)),
                 },
             }
         }
@@ -191,11 +221,20 @@ async fn decide(
 
 enum Unanswered {
     Empty,
+    /// It was not asked.
+    Denied(Denied),
     Error(ModelError),
 }
 
-/// One attempt; an empty answer is asked for once more (T-15).
-async fn ask(shared: &Shared, claim: &Claim, prepared: &Prepared) -> Result<Decision, Unanswered> {
+/// One attempt; an empty answer is asked for once more (T-15), and costs as much as any (T-17). With what it has taken, and
+/// how often it was repeated.
+async fn ask(
+    shared: &Shared,
+    step: &Claimed,
+    prepared: &Prepared,
+    model: &str,
+) -> Result<(Result<Decision, Unanswered>, Usage, i32), Arc<store::Error>> {
+    let claim = &step.claim;
     let StepKey {
         workspace,
         task,
@@ -203,9 +242,17 @@ async fn ask(shared: &Shared, claim: &Claim, prepared: &Prepared) -> Result<Deci
         ..
     } = claim.key;
     let on_text = |text: &str| shared.hub.delta(workspace, task, turn, text);
+    let mut usage = Usage::default();
     for round in 0..2 {
         if round > 0 || claim.attempt > 1 {
             shared.hub.answer_begins_anew(workspace, task, turn);
+        }
+        if step.setup.budgeted {
+            let estimate = estimate(shared, &prepared.request, model, usage);
+            let reserve = || lifecycle::budget::reserve(&shared.pool, claim, &step.setup, estimate);
+            if let Some(denied) = patiently(shared, || reserve().map_err(Arc::new)).await? {
+                return Ok((Err(Unanswered::Denied(denied)), usage, round));
+            }
         }
         let (models, request) = (&shared.models, &prepared.request);
         let answer = match &prepared.own {
@@ -213,12 +260,65 @@ async fn ask(shared: &Shared, claim: &Claim, prepared: &Prepared) -> Result<Deci
             Some(Ok(own)) => models.decide_with(own, request, &on_text).await,
             Some(Err(reason)) => Err(reason.clone()),
         };
-        let decision = answer.map_err(Unanswered::Error)?;
-        if !decision.calls.is_empty() || !decision.text.trim().is_empty() {
-            return Ok(decision);
+        match answer {
+            Err(error) => return Ok((Err(Unanswered::Error(error)), usage, round)),
+            Ok(decision) => {
+                usage += decision.usage;
+                if !decision.calls.is_empty() || !decision.text.trim().is_empty() {
+                    return Ok((Ok(decision), usage, round));
+                }
+            }
         }
     }
-    Err(Unanswered::Empty)
+    Ok((Err(Unanswered::Empty), usage, 1))
+}
+
+/// The longest pause of a step that waits for other calls under its budget.
+const BUDGET_PAUSE_SECS: f64 = 0.5;
+/// What an answer is taken to have where nobody limits it.
+const OUTPUT_TOKENS_GUESS: u32 = 1000;
+
+/// What a call may take, for its reservation.
+fn estimate(shared: &Shared, request: &Request, model: &str, so_far: Usage) -> Estimate {
+    let own = request.model.max_output_tokens.or(shared.max_output_tokens);
+    let usage = Usage {
+        input_tokens: u32::try_from(request.estimated_tokens()).unwrap_or(u32::MAX),
+        output_tokens: own.unwrap_or(OUTPUT_TOKENS_GUESS),
+        cached_tokens: 0,
+    };
+    Estimate {
+        so_far: Spent {
+            usage: so_far,
+            cost_micros: shared.models.cost_micros(model, so_far),
+        },
+        tokens: usage.tokens(),
+        cost_micros: shared.models.cost_micros(model, usage),
+    }
+}
+
+async fn give_back(shared: &Shared, claim: &Claim, why: GiveBack) -> Done {
+    patiently(shared, || {
+        lifecycle::requeue::give_back(&shared.pool, &shared.hub, claim, why).map_err(Arc::new)
+    })
+    .await
+}
+
+/// Stops the tree, this step with it. Goes on when the stop that it is has reached this worker.
+async fn exhaust(
+    shared: &Arc<Shared>,
+    claim: &Claim,
+    overdrawn: &Overdrawn,
+) -> Result<bool, Arc<store::Error>> {
+    let (its_shared, overdrawn) = (shared.clone(), overdrawn.clone());
+    let workspace = claim.key.workspace;
+    let stopping = shared.running.spawn(async move {
+        let Shared { pool, hub, .. } = &*its_shared;
+        lifecycle::budget::exhaust(pool, hub, workspace, &overdrawn).await
+    });
+    match stopping.await {
+        Ok(stopped) => Ok(stopped?),
+        Err(_) => Err(store::Error::writer_lost()),
+    }
 }
 
 /// After how many seconds the step is to run again, or why it fails (T-14).
@@ -290,7 +390,7 @@ impl Executed {
 
 /// Carries out one call. `None`: the claim no longer holds.
 async fn execute(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     guard: &Guard,
     context: &Context,
     call: &ToolCall,
@@ -345,7 +445,7 @@ async fn secrets(
 }
 
 async fn execute_with(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     context: &Context,
     claim: &Claim,
     call: &ToolCall,
@@ -368,18 +468,21 @@ async fn execute_with(
             &against,
         ) {
             ToolOutcome::TellModel(text) => Some(Executed::error(text)),
-            ToolOutcome::Delegate(plan) => delegated(
-                lifecycle::delegate::delegate(
-                    &shared.pool,
-                    claim,
-                    &context.setup,
-                    &plan,
-                    shared.tree_size_max,
-                )
-                .await?,
-                claim,
-                plan.advise_inputs,
-            ),
+            ToolOutcome::Delegate(plan) => {
+                let advise_inputs = plan.advise_inputs;
+                let request = delegate::Request {
+                    claim: *claim,
+                    setup: context.setup,
+                    plan,
+                };
+                let made = shared.delegations.delegate(request).await?;
+                if let Delegated::Overdrawn(overdrawn) = &made
+                    && exhaust(shared, claim, overdrawn).await?
+                {
+                    return Ok(None);
+                }
+                delegated(made, claim, advise_inputs)
+            }
             ToolOutcome::Wait(wait) => {
                 match lifecycle::wait::wait(&shared.pool, &shared.hub, claim, &wait).await? {
                     Waited::Registered { group, callback } => {
@@ -417,6 +520,7 @@ fn delegated(delegated: Delegated, claim: &Claim, advise_inputs: bool) -> Option
             })
         }
         Delegated::Refused(refusal) => Some(Executed::error(refusal.to_string())),
+        Delegated::Overdrawn(overdrawn) => Some(Executed::error(overdrawn.why.message)),
         Delegated::Stale => None,
     }
 }

@@ -289,3 +289,84 @@ async fn agents_and_tools_are_listed_in_pages() {
     }
     assert!(names(&tools).contains(&"ask_user".to_owned()));
 }
+
+#[tokio::test]
+async fn a_name_that_means_nobody_is_saved_as_written_with_a_warning() {
+    //
+    let api = Api::start().await;
+    let (home, elsewhere) = (
+        workspace(&api, "home").await,
+        workspace(&api, "elsewhere").await,
+    );
+    let (admin, stranger) = (
+        client(&api, home, Role::Admin),
+        client(&api, elsewhere, Role::Admin),
+    );
+    let listed = |name: &str, public: bool| {
+        let profile = json!({"delegation_profile": {"description": "helps"}});
+        json!({"name": name, "is_public": public, "config": profile})
+    };
+    for name in ["Ada", "Twin", "Twin"] {
+        admin.create(listed(name, false)).await.ok();
+    }
+    for (name, public) in [("Ada", true), ("Lent", true), ("Hidden", false)] {
+        stranger.create(listed(name, public)).await.ok();
+    }
+    let warnings = |saved: &Value| -> Vec<String> {
+        let warnings = saved["warnings"].as_array().into_iter().flatten();
+        let told = warnings.map(|one| {
+            let reason = one["reason"].as_str().unwrap();
+            format!(
+                "{} {}",
+                one["path"].as_str().unwrap(),
+                reason.split('`').nth(1).unwrap()
+            )
+        });
+        told.collect()
+    };
+    let text = "Ask @Ada, @Lent, @Lead, @Twin or @Hidden; write to me@x.org.";
+    let phases = json!([{"name": "P", "instructions": "Ask @Noone."}]);
+    let body = json!({"name": "Lead", "instructions": text, "phases": phases});
+    let answer = admin.create(body).await;
+    let made = agent(&answer, 201, 1);
+    let unknown = [
+        "instructions @Lead",
+        "instructions @Twin",
+        "instructions @Hidden",
+        "phases[0].instructions @Noone",
+    ];
+    assert_eq!(warnings(&made), unknown);
+    assert_eq!(made["instructions"], text);
+    let address = format!("/api/agents/{}", made["id"].as_str().unwrap());
+    let seen = admin.get(&address).await.ok();
+    assert_eq!(
+        (&seen["instructions"], seen.get("warnings")),
+        (&json!(text), None)
+    );
+
+    let patch = async |revision: i64, change: Value| {
+        let line = format!("PATCH {address}");
+        admin
+            .send(&line, &format!("\"{revision}\""), Some(change))
+            .await
+            .ok()
+    };
+    let fewer = json!({"instructions": "Ask @Ada, @Lent.", "phases": []});
+    assert_eq!(warnings(&patch(1, fewer).await), Vec::<String>::new());
+    // Without a delegate tool there is no roster to look into.
+    for alone in [
+        json!({"config": {"auto_delegate": false}}),
+        json!({"config": {"auto_delegate": null}, "tools": ["ask_user"]}),
+    ] {
+        let seen = admin.get(&address).await.ok();
+        let saved = patch(seen["revision"].as_i64().unwrap(), alone).await;
+        assert_eq!(
+            warnings(&saved),
+            ["instructions @Ada", "instructions @Lent"]
+        );
+    }
+    let published = admin
+        .send(&format!("POST {address}/publish"), "", None)
+        .await;
+    assert_eq!(warnings(&published.ok()).len(), 2);
+}

@@ -18,7 +18,7 @@ use reconvene::{
     runtime::Progress,
     store::{
         self,
-        awaits::{NewGroup, insert_group},
+        awaits::{NewGroup, insert_groups},
     },
 };
 use serde_json::json;
@@ -41,7 +41,8 @@ async fn group(
         correlation_keys: keys.iter().map(|k| k.to_string()).collect(),
     };
     let mut conn = engine.pool.acquire().await.unwrap();
-    insert_group(&mut conn, &group).await.map(|()| group.id)
+    let id = group.id;
+    insert_groups(&mut conn, &[group]).await.map(|()| id)
 }
 
 async fn signal(

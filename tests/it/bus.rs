@@ -258,9 +258,11 @@ async fn a_watcher_is_told_that_the_text_so_far_is_void() {
             Change::Feed | Change::Lagged => {}
         }
     }
-    assert_eq!(
-        (text.as_str(), voided),
-        ("the whole answer", vec!["half an ans".to_owned()])
+    assert_eq!(text, "the whole answer");
+    // The worker may have heard of the watcher later than the ear did, and sent it nothing of the first half.
+    assert!(
+        matches!(&voided[..], [half] if half == "half an ans" || half.is_empty()),
+        "{voided:?}"
     );
     engine.close().await;
     stop(processes).await;

@@ -128,6 +128,7 @@ impl Engine {
             disable_delegation: false,
             skip_wait: false,
             metadata: Default::default(),
+            budget: None,
             idempotency: None,
         }
     }
@@ -265,32 +266,33 @@ pub async fn check(pool: &PgPool) {
         (
             "open groups whose children are all terminal",
             "select count(*) from await_groups g where g.status = 'open' and g.source_type = 'child_task'
-             and not exists (select 1 from awaits a join tasks t on t.id = a.correlation_key::uuid
-                where a.group_id = g.id and t.status not in ('completed', 'failed', 'stopped'))",
+             and not exists (select 1 from awaits a join tasks t on t.workspace_id = a.workspace_id and t.id = a.correlation_key::uuid
+                where a.workspace_id = g.workspace_id and a.group_id = g.id and t.status not in ('completed', 'failed', 'stopped'))",
         ),
         (
             "groups whose counters differ from their awaits",
             "select count(*) from await_groups g
-             where g.pending <> (select count(*) from awaits a where a.group_id = g.id and a.status = 'pending')
-                or g.total <> (select count(*) from awaits a where a.group_id = g.id)
-                or g.completed > (select count(*) from awaits a where a.group_id = g.id and a.status = 'completed')",
+             where g.pending <> (select count(*) from awaits a where a.workspace_id = g.workspace_id and a.group_id = g.id and a.status = 'pending')
+                or g.total <> (select count(*) from awaits a where a.workspace_id = g.workspace_id and a.group_id = g.id)
+                or g.completed > (select count(*) from awaits a where a.workspace_id = g.workspace_id and a.group_id = g.id and a.status = 'completed')",
         ),
         (
             "closed groups of living tasks that were not told, or told twice",
-            "select count(*) from await_groups g join tasks t on t.id = g.task_id
+            "select count(*) from await_groups g join tasks t on t.workspace_id = g.workspace_id and t.id = g.task_id
              where g.status in ('completed', 'skipped') and g.source_type = 'child_task'
                 and t.status in ('completed', 'waiting_for_input') and t.deleted_at is null
-                and (select count(*) from task_items i where i.kind = 'resume_message' and i.id = g.id) <> 1",
+                and (select count(*) from task_items i where i.workspace_id = g.workspace_id
+                    and i.task_id = g.task_id and i.kind = 'resume_message' and i.id = g.id) <> 1",
         ),
         (
             "resume messages without a closed group",
             "select count(*) from task_items i where i.kind = 'resume_message' and not exists
-                (select 1 from await_groups g where g.id = i.id and g.resumed_at is not null)",
+                (select 1 from await_groups g where g.workspace_id = i.workspace_id and g.id = i.id and g.resumed_at is not null)",
         ),
         (
             "gaps in seq",
             "select count(*) from tasks t where t.last_seq <>
-                (select count(*) from task_items i where i.task_id = t.id)",
+                (select count(*) from task_items i where i.workspace_id = t.workspace_id and i.task_id = t.id)",
         ),
         (
             "tool results that are not one per started call, in call order",
@@ -304,20 +306,22 @@ pub async fn check(pool: &PgPool) {
         (
             "terminal tasks whose newest status item differs",
             "select count(*) from tasks t where t.status in ('completed', 'failed', 'stopped') and t.status <> coalesce(
-                (select i.data ->> 'status' from task_items i where i.task_id = t.id and i.kind = 'status'
+                (select i.data ->> 'status' from task_items i where i.workspace_id = t.workspace_id and i.task_id = t.id and i.kind = 'status'
                  order by i.seq desc limit 1), '')",
         ),
         (
             "terminal children without exactly one signal",
             "select count(*) from tasks t where t.parent_task_id is not null
                 and t.status in ('completed', 'failed', 'stopped')
-                and (select count(*) from signals s where s.dedup_key = t.id::text) <> 1",
+                and (select count(*) from signals s where s.workspace_id = t.workspace_id
+                    and s.source_type = 'child_task' and s.dedup_key = t.id::text) <> 1",
         ),
         (
             "children that were never started although nothing holds them",
             "select count(*) from tasks t where t.status = 'pending' and not exists
-                (select 1 from orchestrator_events e where e.task_id = t.id) and not exists
-                (select 1 from steps s where s.id = t.parent_step_id and s.status in ('queued', 'running'))",
+                (select 1 from orchestrator_events e where e.workspace_id = t.workspace_id and e.task_id = t.id) and not exists
+                (select 1 from steps s where s.workspace_id = t.workspace_id and s.task_id = t.parent_task_id
+                    and s.id = t.parent_step_id and s.status in ('queued', 'running'))",
         ),
         (
             "awaits of stopped or completed tasks that are pending",
@@ -343,9 +347,9 @@ pub async fn check(pool: &PgPool) {
             "calls without exactly one result, in tasks that nothing has cut short",
             "select count(*) from task_items m join tasks t on t.workspace_id = m.workspace_id and t.id = m.task_id
              where t.status = 'completed' and jsonb_array_length(m.data -> 'calls') <>
-                (select count(*) from task_items r where r.task_id = m.task_id and r.turn = m.turn
+                (select count(*) from task_items r where r.workspace_id = m.workspace_id and r.task_id = m.task_id and r.turn = m.turn
                     and r.kind = 'tool_result')
-                and not exists (select 1 from task_items s where s.task_id = m.task_id and s.kind = 'status'
+                and not exists (select 1 from task_items s where s.workspace_id = m.workspace_id and s.task_id = m.task_id and s.kind = 'status'
                     and s.data ->> 'status' in ('stopped', 'failed'))",
         ),
         ("dead events", "select count(*) from orchestrator_events where dead_at is not null"),

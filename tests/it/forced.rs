@@ -157,6 +157,7 @@ pub async fn setup(pool: &PgPool, claim: &Claim) -> Setup {
         depth: depth.into(),
         delegation_disabled: false,
         own_models: false,
+        budgeted: false,
     }
 }
 

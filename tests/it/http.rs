@@ -6,12 +6,15 @@ use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use reconvene::api::auth::{Auth, Role, issue};
 use reconvene::api::outage::Outage;
 use reconvene::api::rate::Limits;
-use reconvene::api::{App, router};
+use reconvene::api::{App, Parts, router};
 use reconvene::bus::Bus;
 use reconvene::config::Config;
 use reconvene::domain::ids::{AgentId, GroupId, ItemId, ProcessId, StepId, TaskId, WorkspaceId};
 use reconvene::lifecycle::submit::Submitter;
+use reconvene::llm::Models;
+use reconvene::profiles::Profiles;
 use reconvene::prompts::Prompts;
+use reconvene::roster::Assembler;
 use reconvene::runtime::Hub;
 use reconvene::vault::Vault;
 use serde_json::{Value, json};
@@ -47,20 +50,32 @@ impl Api {
         let hub = Arc::new(Hub::new(ProcessId::new()));
         let roles = vec!["api".to_owned()];
         let bus = Arc::new(Bus::new(hub.clone(), pool.clone(), roles.clone()));
-        let app = App {
+        let prompts = Arc::new(Prompts::load(None).expect("the compiled-in prompts"));
+        let roster = Arc::new(Assembler::with_base_tools(config.spawn_tasks.max_depth));
+        let models = Models::from_config(&config).expect("a usable llm section");
+        let app = App::new(Parts {
             outage: Arc::new(Outage::new(bus.clone(), &pool)),
             bus,
             submitter: Submitter::start(pool.clone(), hub.clone()),
             auth: Arc::new(Auth::new(&config.auth).expect("a usable auth section")),
             limits: Arc::new(Limits::new(&config.limits)),
-            prompts: Arc::new(Prompts::load(None).expect("the compiled-in prompts")),
+            models: models.clone(),
+            profiles: Arc::new(Profiles::new(
+                &config,
+                pool.clone(),
+                models,
+                prompts.clone(),
+                roster.clone(),
+            )),
+            roster,
+            prompts,
             vault: Arc::new(Vault::from_config(&config.credentials)),
             pool: pool.clone(),
             config: Arc::new(config),
             hub,
             roles: roles.into(),
             shutdown: CancellationToken::new(),
-        };
+        });
         Self {
             router: router(app.clone()),
             app,

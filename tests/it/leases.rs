@@ -12,7 +12,7 @@ use reconvene::{
         task::{Failure, TaskStatus::*},
     },
     lifecycle::{
-        checkpoint::{Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord},
+        checkpoint::{Asked, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord},
         claim, requeue,
     },
     orchestrator::Orchestrator,
@@ -74,15 +74,17 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
     claim::renew(pool, &[new], 5000).await.unwrap();
     assert!(lease().await > 4000.0);
 
-    let busy = GiveBack::ModelBusy { seconds: 0.0 };
+    let busy = GiveBack::ModelBusy {
+        seconds: 0.0,
+        spent: Default::default(),
+    };
     requeue::give_back(pool, hub, &old, busy).await.unwrap();
     let checkpointer = Checkpointer::start(pool.clone(), hub.clone(), 30, 10);
     let failed = Commit {
         claim: old,
         outcome: Outcome::Failed {
             failure: Failure::new("internal", "late"),
-            model: None,
-            seen_seq: None,
+            asked: None,
         },
     };
     for late in [decided(&old, "first"), failed] {
@@ -107,14 +109,17 @@ fn decided(claim: &reconvene::domain::step::Claim, text: &str) -> Commit {
             text: text.into(),
             ..Decision::default()
         },
-        prompt: Arc::new(PromptRecord {
-            hash: [7; 32],
-            sections: json!({}),
-        }),
-        seen_seq: 1,
-        model: "stub".into(),
-        latency_ms: 1,
-        retries: 0,
+        asked: Asked {
+            prompt: Arc::new(PromptRecord {
+                hash: [7; 32],
+                sections: json!({}),
+            }),
+            seen_seq: 1,
+            model: "stub".into(),
+            latency_ms: 1,
+            retries: 0,
+            spent: Default::default(),
+        },
     };
     Commit {
         claim: *claim,

@@ -125,8 +125,8 @@ async fn an_answer_streams_its_text_and_counts_its_tokens() {
         decision,
         Decision {
             text: "Hello wörld".into(),
-            calls: vec![],
-            usage
+            usage,
+            ..Decision::default()
         }
     );
     let pieces = pieces.into_inner().unwrap();

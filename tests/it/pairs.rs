@@ -21,9 +21,11 @@ use reconvene::{
     },
     lifecycle::{
         self,
-        checkpoint::{Called, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord},
+        checkpoint::{
+            Asked, Called, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord,
+        },
         claim::claim,
-        delegate::Delegated,
+        delegate::{Delegated, Request},
         delete::delete,
         match_signals::match_signals,
         requeue::reap,
@@ -471,29 +473,32 @@ impl Hands {
                 calls: delegating.map(call).into_iter().collect(),
                 ..Decision::default()
             },
-            prompt: Arc::new(PromptRecord {
-                hash: [7; 32],
-                sections: json!({}),
-            }),
-            seen_seq,
-            model: "stub".into(),
-            latency_ms: 1,
-            retries: 0,
+            asked: Asked {
+                prompt: Arc::new(PromptRecord {
+                    hash: [7; 32],
+                    sections: json!({}),
+                }),
+                seen_seq,
+                model: "stub".into(),
+                latency_ms: 1,
+                retries: 0,
+                spent: Default::default(),
+            },
         };
         self.commit(claim, Outcome::Decided(Box::new(decided)))
             .await
     }
 
     async fn make_children(&self, call: &Claim) -> Delegated {
-        lifecycle::delegate::delegate(
-            &self.pool,
-            call,
-            &setup(&self.pool, call).await,
-            &self.plan,
-            5000,
-        )
-        .await
-        .unwrap()
+        let request = Request {
+            claim: *call,
+            setup: setup(&self.pool, call).await,
+            plan: (*self.plan).clone(),
+        };
+        lifecycle::delegate::delegate(&self.pool, &[request], 5000)
+            .await
+            .unwrap()
+            .remove(0)
     }
 
     async fn commit_call(&self, call: Claim) -> Committed {
@@ -521,7 +526,9 @@ impl Hands {
                         self.commit_call(claimed.claim).await;
                     }
                     Delegated::Stale => {}
-                    Delegated::Refused(reason) => panic!("{reason:?}"),
+                    refused @ (Delegated::Refused(_) | Delegated::Overdrawn(_)) => {
+                        panic!("{refused:?}")
+                    }
                 },
                 None => {
                     self.decide(claimed.claim, text, None).await;
@@ -584,6 +591,7 @@ impl Hands {
                     disable_delegation: false,
                     skip_wait: false,
                     metadata: Default::default(),
+                    budget: None,
                     idempotency: None,
                 };
                 let sent = self.submitter.submit(message).await;

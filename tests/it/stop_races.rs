@@ -16,7 +16,10 @@ use reconvene::{
         step::{Claim, StepKey},
         task::TaskStatus::*,
     },
-    lifecycle::{self, delegate::Delegated},
+    lifecycle::{
+        self,
+        delegate::{Delegated, Request},
+    },
 };
 use std::time::Duration;
 
@@ -169,8 +172,8 @@ async fn a_spawn_and_a_stop_leave_no_orphan() {
         let plan = plan(&serde_json::from_value(args).unwrap(), by, &limits).unwrap();
         let pool = engine.pool.clone();
         let setup = setup(&pool, &claim).await;
-        let spawn =
-            async move { lifecycle::delegate::delegate(&pool, &claim, &setup, &plan, 5000).await };
+        let request = Request { claim, setup, plan };
+        let spawn = async move { lifecycle::delegate::delegate(&pool, &[request], 5000).await };
 
         let row = Hold::task(&engine.pool, parent).await;
         let (spawned, stopped) = if stop_first {
@@ -185,7 +188,7 @@ async fn a_spawn_and_a_stop_leave_no_orphan() {
         until_waiting(&engine.pool, 2).await;
         row.release().await;
         let told = soon("the stop", stopped).await.unwrap();
-        let made = soon("the spawn", spawned).await.unwrap().unwrap();
+        let made = &soon("the spawn", spawned).await.unwrap().unwrap()[0];
         assert_eq!(matches!(made, Delegated::Stale), stop_first, "{made:?}");
         let born = if stop_first { 0 } else { 2 };
         assert_eq!(told, receipt(Stopped, 1 + born));

@@ -153,6 +153,15 @@ pub async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
     )
     .await;
     group(pool, workspace, task, call, "child_task", 1).await;
+    sqlx::query(
+        "insert into decision_logs (workspace_id, task_id, turn, prompt_hash, seen_seq, model, answer, latency_ms)
+        values ($1, $2, 1, '', 1, 'm', '{}', 1)",
+    )
+    .bind(workspace)
+    .bind(task)
+    .execute(pool)
+    .await
+    .unwrap();
     let batch_run = BatchRunId::new();
     sqlx::query("insert into batch_runs (workspace_id, id, task_id, step_id, source_key, target_agent_id) values ($1, $2, $3, $4, 'k', $5)")
         .bind(workspace)
@@ -244,6 +253,9 @@ impl Things {
     fn id_for(&self, path: &str, name: &str) -> Option<String> {
         match name {
             "id" if path.starts_with("/api/tasks/") => Some(self.task.to_string()),
+            "id" if path.starts_with("/api/admin/decision-logs/") => {
+                Some(format!("{}.1", self.task))
+            }
             "id" if path.starts_with("/api/admin/dead-events/") => {
                 Some(self.dead_event.to_string())
             }
@@ -279,7 +291,7 @@ impl Things {
 }
 
 /// All rows of the workspace as text.
-async fn state(pool: &PgPool, workspace: WorkspaceId) -> Vec<String> {
+pub async fn state(pool: &PgPool, workspace: WorkspaceId) -> Vec<String> {
     let tables: Vec<String> = sqlx::query_scalar(
         "select table_name::text from information_schema.columns where table_schema = 'public' and column_name = 'workspace_id' order by 1",
     )

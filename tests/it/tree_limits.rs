@@ -2,7 +2,7 @@
 
 use crate::{
     engine::Engine,
-    forced::{Hold, agent, agent_with, delegate, until_waiting},
+    forced::{agent, agent_with, delegate},
     stub_llm::{Gate, Recorded, Reply},
 };
 use reconvene::domain::task::TaskStatus::*;
@@ -73,49 +73,6 @@ async fn a_tree_has_only_so_many_tasks_alive_at_once() {
         engine.count("select count(*) from tasks").await,
         1 + 2 + 1 + 3
     );
-    engine.close().await;
-}
-
-// D-50, R-1: two calls of one tree at the same moment, with room for one of them.
-#[tokio::test(flavor = "multi_thread")]
-async fn two_calls_at_once_do_not_outgrow_the_tree() {
-    let engine = Engine::scripted_with(|c| c.spawn_tasks.max_tree_size = 3)
-        .await
-        .running();
-    let mid = agent(&engine, "Mid").await;
-    let (researcher, gate, leaves) = (engine.demo.researcher, Gate::new(), Gate::new());
-    let (held, leaf) = (gate.clone(), leaves.clone());
-    engine
-        .llm()
-        .script(move |r| match (r.first_user(), r.turn()) {
-            ("root", 0) => Reply::call("delegate_tasks", delegate(mid, &["left", "right"])),
-            ("left" | "right", 0) => {
-                Reply::call("delegate_tasks", delegate(researcher, &["leaf"])).held_by(&held)
-            }
-            ("leaf", _) => Reply::text("leaf").held_by(&leaf),
-            _ => Reply::text("done"),
-        });
-    let root = engine.post("root").await;
-    engine.until(root, WaitingForInput).await;
-    engine.llm().wait_for_requests(3).await;
-    let row = Hold::task(&engine.pool, root).await;
-    gate.open();
-    until_waiting(&engine.pool, 2).await;
-    row.release().await;
-    engine
-        .until_true("one was refused", async || {
-            let refused = "select count(*) from task_items where kind = 'tool_result' and text like '%1 more tasks where 3%'";
-            engine.count(refused).await == 1
-        })
-        .await;
-    assert_eq!(
-        engine
-            .count("select count(*) from tasks where spawn_depth = 2")
-            .await,
-        1
-    );
-    leaves.open();
-    assert_eq!(engine.end(root).await.0, Completed);
     engine.close().await;
 }
 

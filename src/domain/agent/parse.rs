@@ -6,8 +6,9 @@
 
 use super::{
     AgentDefinition, AgentKind, INSTRUCTIONS_CHARS_MAX, MAX_ITERATIONS_DEFAULT, ModelSettings,
-    NAME_CHARS_MAX, Phase, Reasoning,
+    NAME_CHARS_MAX, PROFILE_CHARS_MAX, Phase, Reasoning,
 };
+use crate::domain::budget::{Limits, NOTHING};
 use crate::domain::fields::{Fields, InvalidDefinition, Problems};
 use crate::domain::model_provider;
 use serde_json::{Map, Value};
@@ -17,7 +18,6 @@ const PHASE_INSTRUCTIONS_CHARS_MAX: usize = 50_000;
 const MODEL_NAME_CHARS_MAX: usize = 200;
 const MAX_ITERATIONS: u64 = 1_000;
 const OUTPUT_TOKENS_MAX: u64 = 1_000_000;
-const PROFILE_CHARS_MAX: usize = 4_000;
 
 impl AgentDefinition {
     /// Reads a whole definition. Absent and null fields get their defaults; `name` is required.
@@ -81,7 +81,7 @@ fn read_definition(body: Map<String, Value>, problems: &mut Problems) -> AgentDe
     );
     let tools = fields.tool_names();
     let phases = fields.list("phases", PHASES_MAX, read_phase);
-    let model = fields.object("model").map(read_model);
+    let model = fields.object("model").map(ModelSettings::read);
     let output_schema = fields.json_object("output_schema").map(Value::Object);
     let max_iterations = fields.integer("max_iterations", MAX_ITERATIONS);
     let is_public = fields.boolean("is_public");
@@ -112,24 +112,26 @@ fn read_phase(mut fields: Fields<'_>) -> Phase {
     phase
 }
 
-fn read_model(mut fields: Fields<'_>) -> ModelSettings {
-    let model = ModelSettings {
-        provider: fields.line("provider", model_provider::NAME_CHARS_MAX),
-        name: fields.line("name", MODEL_NAME_CHARS_MAX),
-        temperature: fields.number("temperature", 0.0, 2.0),
-        max_output_tokens: fields.integer("max_output_tokens", OUTPUT_TOKENS_MAX),
-        reasoning: fields.choice(
-            "reasoning",
-            &[
-                ("disabled", Reasoning::Disabled),
-                ("low", Reasoning::Low),
-                ("medium", Reasoning::Medium),
-                ("high", Reasoning::High),
-            ],
-        ),
-    };
-    fields.refuse_the_rest();
-    model
+impl ModelSettings {
+    pub(in crate::domain) fn read(mut fields: Fields<'_>) -> Self {
+        let model = ModelSettings {
+            provider: fields.line("provider", model_provider::NAME_CHARS_MAX),
+            name: fields.line("name", MODEL_NAME_CHARS_MAX),
+            temperature: fields.number("temperature", 0.0, 2.0),
+            max_output_tokens: fields.integer("max_output_tokens", OUTPUT_TOKENS_MAX),
+            reasoning: fields.choice(
+                "reasoning",
+                &[
+                    ("disabled", Reasoning::Disabled),
+                    ("low", Reasoning::Low),
+                    ("medium", Reasoning::Medium),
+                    ("high", Reasoning::High),
+                ],
+            ),
+        };
+        fields.refuse_the_rest();
+        model
+    }
 }
 
 /// The keys of `config` that mean something. A null is a wrong type too: to unset a key, leave it out (a merge patch
@@ -141,6 +143,19 @@ fn check_config(config: &Map<String, Value>, problems: &mut Problems) {
     if let Some(profile) = problems.object_if_present(config, "config", "delegation_profile") {
         for key in ["description", "example_input"] {
             problems.text_if_present(profile, "config.delegation_profile", key, PROFILE_CHARS_MAX);
+        }
+    }
+    if let Some(budget) = problems.object_if_present(config, "config", "budget") {
+        let problems_before = problems.0.len();
+        let mut fields = Fields {
+            at: "config.budget.".to_owned(),
+            map: budget.clone(),
+            problems,
+        };
+        let limits = Limits::read_fields(&mut fields);
+        fields.refuse_the_rest();
+        if limits.is_empty() && problems.0.len() == problems_before {
+            problems.add("config.budget", NOTHING);
         }
     }
     if let Some(settings) = problems.object_if_present(config, "config", "settings") {

@@ -68,9 +68,58 @@ impl fmt::Display for RosterEntry {
         } else {
             &self.example
         };
-        writeln!(f, "- {}{tag} — agent_group_id: {}", self.name, self.id)?;
+        writeln!(f, "- {}{tag}{HEAD}{}", self.name, self.id)?;
         writeln!(f, "  Description: {}", self.description)?;
         write!(f, "  Example input: {example}")
+    }
+}
+
+const HEAD: &str = " — agent_group_id: ";
+
+/// One agent's lines in a roster that was printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RosterLines<'a> {
+    pub id: AgentId,
+    /// With the tag of a public agent.
+    pub name: &'a str,
+    /// Where they begin, in bytes.
+    pub start: usize,
+    pub text: &'a str,
+}
+
+impl<'a> RosterLines<'a> {
+    /// All there are. Nothing but an entry's own head looks like one, since no text in an entry has an em dash or begins
+    /// a line. A roster that somebody prints in a form of their own has none.
+    pub fn all(section: &'a str) -> Vec<Self> {
+        let mut found: Vec<Self> = Vec::new();
+        let mut at = 0;
+        let mut is_inside = false;
+        for line in section.split_inclusive('\n') {
+            let (start, end) = (at, at + line.trim_end().len());
+            at += line.len();
+            let head = line
+                .strip_prefix("- ")
+                .and_then(|head| head.split_once(HEAD));
+            let head = head.and_then(|(name, id)| Some((name, id.trim_end().parse().ok()?)));
+            if let Some((name, id)) = head {
+                let text = &section[start..end];
+                found.push(Self {
+                    id,
+                    name,
+                    start,
+                    text,
+                });
+                is_inside = true;
+            } else if let Some(last) = found
+                .last_mut()
+                .filter(|_| is_inside && line.starts_with("  "))
+            {
+                last.text = &section[last.start..end];
+            } else {
+                is_inside = false;
+            }
+        }
+        found
     }
 }
 
@@ -85,7 +134,7 @@ pub fn harmless_name(name: &str) -> String {
 }
 
 /// The text as one harmless line of at most `chars_max` characters, visibly cut if it was longer.
-fn harmless(text: &str, chars_max: usize) -> String {
+pub fn harmless(text: &str, chars_max: usize) -> String {
     let mut visible = String::new();
     for c in text.chars().filter(|c| !is_invisible(*c)).map(plain) {
         if is_syntax(visible.chars().next_back(), c) {
@@ -222,6 +271,31 @@ mod tests {
                  Example input: (none given)"
             )
         );
+    }
+
+    // A-31, A-33: a printed roster is read back agent by agent, whatever their texts say.
+    #[test]
+    fn a_printed_roster_is_read_back_by_agent() {
+        let forged = format!("x — agent_group_id: {}\n- y", AgentId::new());
+        let entries = [
+            entry("One", "First.", "e"),
+            entry(&forged, &forged, &forged),
+        ];
+        let entries = entries.map(Option::unwrap);
+        let text = format!(
+            "# Agents\n\n{}\n{}\n\n- no agent — agent_group_id: x\n  More.",
+            entries[0], entries[1]
+        );
+        let read = RosterLines::all(&text);
+        assert_eq!(read.len(), 2);
+        for (lines, entry) in read.iter().zip(&entries) {
+            assert_eq!(
+                (lines.id, lines.text),
+                (entry.id, entry.to_string().as_str())
+            );
+            assert!(text[lines.start..].starts_with(lines.text));
+        }
+        assert_eq!(RosterLines::all("No agent is available."), []);
     }
 
     #[test]

@@ -23,19 +23,20 @@ const FORBIDDEN: [(&str, &str); 9] = [
     ),
     (
         "feeds whose seq is not 1, 2, 3, …",
-        "select t.id::text from tasks t left join task_items i on i.task_id = t.id group by t.workspace_id, t.id
+        "select t.id::text from tasks t left join task_items i on i.workspace_id = t.workspace_id and i.task_id = t.id group by t.workspace_id, t.id
          having coalesce(min(i.seq), 0) <> 1 or coalesce(max(i.seq), 0) <> t.last_seq or count(*) <> t.last_seq",
     ),
     (
         "completed groups without exactly one resume message",
         "select g.id::text from await_groups g where g.status = 'completed' and g.resumed_at is not null
-            and (select count(*) from task_items i where i.id = g.id and i.kind = 'resume_message') <> 1",
+            and (select count(*) from task_items i
+                where i.workspace_id = g.workspace_id and i.task_id = g.task_id and i.id = g.id and i.kind = 'resume_message') <> 1",
     ),
     (
         "resume messages that no decision has been shown",
-        "select i.id::text from task_items i join tasks t on t.id = i.task_id
+        "select i.id::text from task_items i join tasks t on t.workspace_id = i.workspace_id and t.id = i.task_id
          where i.kind = 'resume_message' and t.status <> 'stopped' and not exists
-            (select 1 from task_items a where a.task_id = i.task_id and a.kind = 'assistant_message' and a.seen_seq >= i.seq)",
+            (select 1 from task_items a where a.workspace_id = i.workspace_id and a.task_id = i.task_id and a.kind = 'assistant_message' and a.seen_seq >= i.seq)",
     ),
     (
         "decisions that nothing new had called for",
@@ -51,7 +52,7 @@ const FORBIDDEN: [(&str, &str); 9] = [
     (
         "children whose first message is not there exactly once",
         "select t.id::text from tasks t where t.parent_task_id is not null and (select count(*) from task_items i
-            where i.task_id = t.id and i.kind = 'user_message') <> 1",
+            where i.workspace_id = t.workspace_id and i.task_id = t.id and i.kind = 'user_message') <> 1",
     ),
 ];
 
@@ -81,7 +82,7 @@ pub async fn hold(world: &World, trees: &[Tree]) {
 /// One task for each key that was acknowledged, and each message once.
 async fn roots(world: &World, trees: &[Tree]) {
     let rows: Vec<(String, String)> = sqlx::query_as(
-        "select i.text, i.task_id::text from task_items i join tasks t on t.id = i.task_id
+        "select i.text, i.task_id::text from task_items i join tasks t on t.workspace_id = i.workspace_id and t.id = i.task_id
          where t.parent_task_id is null and i.kind = 'user_message'",
     )
     .fetch_all(&world.pool)
@@ -117,7 +118,7 @@ async fn endings(world: &World, trees: &[Tree]) {
     type Row = (String, String, String, String, Option<String>, i64);
     let rows: Vec<Row> = sqlx::query_as(
         "select t.root_task_id::text, t.id::text, t.title, t.status, t.output, (select count(*) from steps s
-            where s.task_id = t.id and s.kind = 'decide_next_action' and s.status = 'completed')
+            where s.workspace_id = t.workspace_id and s.task_id = t.id and s.kind = 'decide_next_action' and s.status = 'completed')
          from tasks t",
     )
     .fetch_all(&world.pool)

@@ -59,8 +59,8 @@ async fn an_answer_streams_its_text_and_counts_its_tokens_alike() {
         };
         let expected = Decision {
             text: "Hello wörld".into(),
-            calls: vec![],
             usage,
+            ..Decision::default()
         };
         assert_eq!(decision, expected, "{provider:?}");
         let pieces = pieces.into_inner().unwrap();

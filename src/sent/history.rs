@@ -1,4 +1,4 @@
-//! Makes the model's history from a task's feed.
+//! Makes the model's history from a task's feed: for a decide step, and again for whoever reads what one was sent.
 //!
 //! Order: an assistant message stands directly after the newest item that its model had been shown, and its results
 //! directly after it, in call order. So a message that a user wrote meanwhile comes after them: never between a call
