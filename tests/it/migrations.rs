@@ -244,7 +244,10 @@ async fn filled() -> (Engine, Gate, TaskId) {
         insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'c', 'k', '' from workspaces;
         insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
             select id, id, 't', 'ask_user', '', '{}' from workspaces;
-        insert into configured_tool_credentials select id, id, id from workspaces";
+        insert into configured_tool_credentials select id, id, id from workspaces;
+        insert into profile_backfills (workspace_id, id, force) select id, id, false from workspaces;
+        insert into profile_backfill_agents (workspace_id, backfill_id, agent_id)
+            select workspace_id, workspace_id, id from agents";
     sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
     for (table, count) in rows(&engine.pool).await {
         assert!(count > 0, "{table} is empty");
