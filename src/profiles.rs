@@ -1,7 +1,10 @@
-//! Delegation profiles written by a model. Asked for here, stored by `lifecycle::agents`.
+//! Delegation profiles written by a model, for one agent or for all that lack one (A-28, `backfill`). Asked for
+//! here, stored by `lifecycle::agents`.
 //!
 //! No connection is held while the model is asked. What authors have written goes to it as data: quoted, or on one
 //! harmless line; it is offered no tools, so there is nothing that such a text could set off.
+
+mod backfill;
 
 use crate::config::{Config, DelegationProfiles, Provider};
 use crate::domain::agent::{
@@ -52,6 +55,10 @@ pub struct Profiles {
     roster: Arc<Assembler>,
     model: ModelSettings,
     retry: retry::Limits,
+    /// Agents of one backfill that are worked on at once.
+    concurrency: usize,
+    lease_secs: u32,
+    leases_lost_max: u32,
 }
 
 /// What the model is shown of an agent, and the revision it is taken from.
@@ -79,6 +86,9 @@ impl Profiles {
                 base: Duration::from_millis(config.llm.retry_base_ms),
                 max: Duration::from_secs(config.llm.retry_max_seconds),
             },
+            concurrency: config.delegation_profiles.concurrency as usize,
+            lease_secs: config.worker.lease_seconds,
+            leases_lost_max: config.worker.max_attempts,
         }
     }
 

@@ -188,6 +188,14 @@ impl Service {
                 "the orchestrator"
             });
         }
+        if roles.worker {
+            let (hub, shutdown) = (hub.clone(), shutdown.clone());
+            let poll = Duration::from_millis(config.worker.poll_interval_ms);
+            parts.spawn(async move {
+                profiles.run_backfills(&hub, poll, &shutdown).await;
+                "the backfills"
+            });
+        }
         if let Some(worker) = worker {
             parts.spawn(async move {
                 worker.run().await;

@@ -68,6 +68,8 @@ id! {
     SessionId,
     /// A key of a program.
     ApiKeyId,
+    /// A job that has missing delegation profiles written.
+    BackfillId,
     /// A running process of this service.
     ProcessId,
 }

@@ -10,6 +10,7 @@
 
 pub mod agents;
 pub mod api_keys;
+pub mod backfill;
 pub mod budget;
 pub mod checkpoint;
 pub mod claim;

@@ -7,6 +7,7 @@
 pub mod agents;
 pub mod api_keys;
 pub mod awaits;
+pub mod backfills;
 pub mod budgets;
 pub mod bus;
 pub mod changes;

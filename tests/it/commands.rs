@@ -333,3 +333,54 @@ fn doctor_tries_every_provider() {
     }
     assert!(!text.contains("hush"), "{text}");
 }
+
+#[test]
+fn profiles_are_backfilled_from_the_command_line() {
+    // P-30, A-28
+    let folder = Folder::new();
+    let create = ["workspace", "create", "--slug", "acme", "--name", "Acme"];
+    expect(&folder.run(&[], &create), 0);
+    let backfill = ["backfill-profiles", "--workspace", "acme"];
+    let with = |more: &[&'static str]| folder.run(&[], &[&backfill[..], more].concat());
+
+    // A model that is not there.
+    let nowhere = [
+        ("LLM_PROVIDER", "openai"),
+        ("LLM_MODEL", "m"),
+        ("LLM_BASE_URL", "http://127.0.0.1:1"),
+        ("LLM_MAX_ATTEMPTS", "1"),
+    ];
+    let failed = folder.run(&nowhere, &backfill);
+    assert_eq!(expect(&failed, 1), "0 generated, 0 skipped, 1 failed\n");
+    let told = stderr(&failed);
+    assert!(
+        told.contains("failed    Assistant The model provider"),
+        "{told}"
+    );
+    assert!(
+        told.contains("error: one agent could not be given a profile"),
+        "{told}"
+    );
+
+    let done = with(&[]);
+    assert_eq!(expect(&done, 0), "1 generated, 0 skipped, 0 failed\n");
+    assert!(
+        stderr(&done).contains("generated Assistant"),
+        "{}",
+        stderr(&done)
+    );
+    let again = with(&[]);
+    assert_eq!(expect(&again, 0), "0 generated, 1 skipped, 0 failed\n");
+    let forced: serde_json::Value =
+        serde_json::from_str(expect(&with(&["--force", "--json"]), 0)).unwrap();
+    assert_eq!(
+        (&forced["status"], &forced["generated"]),
+        (&"completed".into(), &1.into())
+    );
+    assert_eq!(forced["items"][0]["status"], "generated");
+
+    let unknown = folder.run(&[], &["backfill-profiles", "--workspace", "nobody"]);
+    expect(&unknown, 4);
+    assert!(stderr(&unknown).contains("nobody"), "{}", stderr(&unknown));
+    expect(&folder.run(&[], &["backfill-profiles"]), 2);
+}

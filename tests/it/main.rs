@@ -12,6 +12,7 @@ mod api_errors;
 mod api_stream;
 mod api_tasks;
 mod awaits;
+mod backfills;
 mod bodies;
 mod budgets;
 mod bus;

@@ -7,8 +7,8 @@ use crate::http::{Answer, Api, agent, group, request, step, task, user_message, 
 use axum::http::{HeaderValue, Method, header};
 use reconvene::api::auth::Role;
 use reconvene::domain::ids::{
-    AgentId, ApiKeyId, BatchRunId, ConfiguredToolId, CredentialId, MemberId, ModelProviderId,
-    TaskId, WorkspaceId,
+    AgentId, ApiKeyId, BackfillId, BatchRunId, ConfiguredToolId, CredentialId, MemberId,
+    ModelProviderId, TaskId, WorkspaceId,
 };
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -137,6 +137,7 @@ pub struct Things {
     model_provider: ModelProviderId,
     member: MemberId,
     api_key: ApiKeyId,
+    backfill: BackfillId,
 }
 
 pub async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
@@ -221,6 +222,13 @@ pub async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
     .execute(pool)
     .await
     .unwrap();
+    let backfill = BackfillId::new();
+    sqlx::query("insert into profile_backfills (workspace_id, id, force) values ($1, $2, false)")
+        .bind(workspace)
+        .bind(backfill)
+        .execute(pool)
+        .await
+        .unwrap();
     Things {
         task,
         agent,
@@ -231,6 +239,7 @@ pub async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
         dead_event,
         member,
         api_key,
+        backfill,
     }
 }
 
@@ -246,6 +255,7 @@ impl Things {
             dead_event: i64::MAX,
             member: MemberId::new(),
             api_key: ApiKeyId::new(),
+            backfill: BackfillId::new(),
         }
     }
 
@@ -260,6 +270,9 @@ impl Things {
                 Some(self.dead_event.to_string())
             }
             "token" | "key" => Some("guess".to_owned()),
+            "id" if path.starts_with("/api/agents/delegation-profiles/") => {
+                Some(self.backfill.to_string())
+            }
             "id" if path.starts_with("/api/agents/") => Some(self.agent.to_string()),
             "id" if path.starts_with("/api/members/") => Some(self.member.to_string()),
             "id" if path.starts_with("/api/api-keys/") => Some(self.api_key.to_string()),
