@@ -25,7 +25,7 @@ use crate::{
 use serde_json::json;
 use sqlx::{PgConnection, PgPool};
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -130,8 +130,9 @@ pub async fn delegate(
                 continue;
             }
             let live = live.entry(request.root()).or_insert(before.live);
+            let named = |agent| targets.0.contains_key(&(claim.key.workspace, agent));
             let allowed = check_tree_size(&request.plan, *live, tree_size_max)
-                .and_then(|()| check_targets(&request.plan, &targets.of(claim.key.workspace)));
+                .and_then(|()| check_targets(&request.plan, named));
             if let Err(refusal) = allowed {
                 answers.push(Delegated::Refused(refusal));
                 continue;
@@ -203,13 +204,6 @@ async fn made_before(
 
 /// The agents that the calls name, as each workspace may run them.
 struct Targets(HashMap<(WorkspaceId, AgentId), Target>);
-
-impl Targets {
-    fn of(&self, workspace: WorkspaceId) -> HashSet<AgentId> {
-        let own = self.0.keys().filter(|key| key.0 == workspace);
-        own.map(|key| key.1).collect()
-    }
-}
 
 /// The plans' targets, looked up on the server: nothing that the model writes can widen the set.
 async fn targets(conn: &mut PgConnection, requests: &[Request]) -> Result<Targets, store::Error> {

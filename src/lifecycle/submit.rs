@@ -2,7 +2,9 @@
 //!
 //! Callers that arrive while a batch is being written form the next one: one transaction, one write per table.
 
-use super::{Draft, TaskChange, announce, complete_awaits::complete_awaits, event};
+use super::{
+    Draft, TaskChange, announce, complete_awaits::complete_awaits, event, together_or_each,
+};
 use crate::{
     domain::{
         budget::Limits,
@@ -11,7 +13,7 @@ use crate::{
         task_await::{AwaitStatus, SourceType},
         text::{MessageText, Title},
     },
-    runtime::{Batcher, Causes, Hub, Work},
+    runtime::{Batcher, Hub, Work},
     store::{
         self,
         awaits::Settlement,
@@ -84,7 +86,12 @@ impl Submitter {
     pub fn start(pool: PgPool, hub: Arc<Hub>) -> Self {
         let batcher = Batcher::start(BATCH, 1, move |messages: Vec<NewMessage>| {
             let (pool, hub) = (pool.clone(), hub.clone());
-            async move { submit_each(&pool, &hub, messages).await }
+            async move {
+                let done =
+                    together_or_each(&messages, |some| Box::pin(submit_batch(&pool, &hub, some)));
+                let answer = |one: Result<_, Arc<store::Error>>| one.map_err(SubmitError::from)?;
+                done.await.into_iter().map(answer).collect()
+            }
         });
         Self { batcher }
     }
@@ -93,32 +100,6 @@ impl Submitter {
     pub async fn submit(&self, message: NewMessage) -> Result<Submitted, SubmitError> {
         let lost = || Err(store::Error::writer_lost().into());
         self.batcher.submit(message).await.unwrap_or_else(lost)
-    }
-}
-
-async fn submit_each(
-    pool: &PgPool,
-    hub: &Hub,
-    messages: Vec<NewMessage>,
-) -> Vec<Result<Submitted, SubmitError>> {
-    match submit_batch(pool, hub, &messages).await {
-        Ok(results) => results,
-        Err(error) if messages.len() == 1 || error.is_unavailable() => {
-            let error = Arc::new(error);
-            messages.iter().map(|_| Err(error.clone().into())).collect()
-        }
-        Err(error) => {
-            tracing::warn!(error = %Causes(&error), "a batch of {} messages was refused, storing one by one", messages.len());
-            let mut results = Vec::with_capacity(messages.len());
-            for message in messages {
-                let one = submit_batch(pool, hub, &[message]).await;
-                results.push(
-                    one.map_err(|e| Arc::new(e).into())
-                        .and_then(|mut r| r.remove(0)),
-                );
-            }
-            results
-        }
     }
 }
 

@@ -109,6 +109,22 @@ pub async fn list(
     Ok(rows)
 }
 
+struct SealedRow {
+    id: CredentialId,
+    key_id: String,
+    sealed: Vec<u8>,
+}
+
+impl SealedRow {
+    fn pair(self) -> (CredentialId, Sealed) {
+        let sealed = Sealed {
+            key_id: self.key_id,
+            bytes: self.sealed,
+        };
+        (self.id, sealed)
+    }
+}
+
 /// The encrypted values of those that are there.
 pub async fn sealed(
     conn: &mut PgConnection,
@@ -116,21 +132,15 @@ pub async fn sealed(
     ids: &[CredentialId],
 ) -> Result<Vec<(CredentialId, Sealed)>, Error> {
     let wanted: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let rows = sqlx::query!(
+    let rows = sqlx::query_as!(
+        SealedRow,
         r#"select id as "id: CredentialId", key_id, sealed from credentials where workspace_id = $1 and id = any($2)"#,
         workspace.0,
         &wanted
     )
     .fetch_all(conn)
     .await?;
-    let sealed = rows.into_iter().map(|row| {
-        let sealed = Sealed {
-            key_id: row.key_id,
-            bytes: row.sealed,
-        };
-        (row.id, sealed)
-    });
-    Ok(sealed.collect())
+    Ok(rows.into_iter().map(SealedRow::pair).collect())
 }
 
 /// The encrypted values of all.
@@ -138,18 +148,12 @@ pub async fn all_sealed(
     conn: &mut PgConnection,
     workspace: WorkspaceId,
 ) -> Result<Vec<(CredentialId, Sealed)>, Error> {
-    let rows = sqlx::query!(
+    let rows = sqlx::query_as!(
+        SealedRow,
         r#"select id as "id: CredentialId", key_id, sealed from credentials where workspace_id = $1 order by id"#,
         workspace.0
     )
     .fetch_all(conn)
     .await?;
-    let sealed = rows.into_iter().map(|row| {
-        let sealed = Sealed {
-            key_id: row.key_id,
-            bytes: row.sealed,
-        };
-        (row.id, sealed)
-    });
-    Ok(sealed.collect())
+    Ok(rows.into_iter().map(SealedRow::pair).collect())
 }

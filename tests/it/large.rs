@@ -318,7 +318,8 @@ async fn a_hundred_thousand_old_tasks_do_not_slow_the_present() {
             (many.rows_read, none.rows_read as f64 + 90_000.0),
             (many.rows_written, 1.1 * none.rows_written as f64),
             (many.pages, 1.1 * none.pages as f64),
-            (many.index_pages, 1.3 * some.index_pages as f64),
+            // Some have two levels, many have three.
+            (many.index_pages, 1.5 * some.index_pages as f64),
         ] {
             assert!(many as f64 <= limit, "{costs:#?}");
         }

@@ -236,7 +236,7 @@ async fn an_answer_that_can_not_be_used_is_asked_for_once_more() {
     let body = json!({"name": "Ada", "config": {"delegation_profile": stored}});
     let made = world.create(body).await;
     let text = profile().to_string();
-    let cut = Reply::text(&text[..text.len() - 2]).finish("length");
+    let cut = Reply::text(&text[..text.len() / 2]).finish("length");
     let unusable = [
         (cut, "no complete JSON object"),
         (
@@ -559,7 +559,8 @@ async fn what_authors_write_is_data_in_the_profile_prompt_and_in_rosters() {
         prompt.contains("{{ tools }} {% for x in y %}"),
         "values are no templates"
     );
-    assert!(prompt.chars().count() < 25_000 && prompt.ends_with("… [cut]"));
+    let chars = prompt.chars().count();
+    assert!(chars < 25_000 && prompt.ends_with("… [cut]"), "{chars}");
 
     let [listed] = &world.roster().await[..] else {
         panic!("one agent")
