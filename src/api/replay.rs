@@ -104,16 +104,16 @@ async fn replay_decision(
     Path(id): Path<String>,
     body: Option<Json<Value>>,
 ) -> Result<Json<Replayed>, Error> {
+    let replay = match body {
+        Some(Json(body)) => Replay::parse(&body)?,
+        None => Replay::default(),
+    };
     let Logged {
         decision,
         prompt,
         messages,
         secrets,
     } = load(&app, &caller, &id).await?;
-    let replay = match body {
-        Some(Json(body)) => Replay::parse(&body)?,
-        None => Replay::default(),
-    };
     let mut prompt = prompt.ok_or_else(|| {
         Error::conflict(
             "prompt_forgotten",
@@ -121,6 +121,10 @@ async fn replay_decision(
         )
     })?;
     let changed = change(&app, &decision, &mut prompt, &replay)?;
+    let names_provider = replay
+        .model
+        .as_ref()
+        .is_some_and(|new| new.provider.is_some());
     let model = settings(&decision, replay.model);
     // The workspace's own providers and keys, as in the task.
     let own = {
@@ -128,6 +132,10 @@ async fn replay_decision(
         let vault = &app.vault;
         model_providers::answering(&mut conn, vault, caller.workspace, &model).await?
     };
+    if names_provider && own.is_none() && !app.models.has(&model) {
+        let reason = "names no model provider of this workspace or of the deployment";
+        return Err(Error::field("model.provider", reason));
+    }
     let model_name = match &own {
         Some(own) => own.name_for(&model),
         None => app.models.name_for(&model),

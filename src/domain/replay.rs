@@ -117,7 +117,7 @@ mod tests {
             ),
             (json!({"instructions": "a\0b"}), vec!["instructions".into()]),
             (
-                json!({"model": {"provider": "hal", "temperature": "hot"}}),
+                json!({"model": {"provider": 5, "temperature": "hot"}}),
                 vec!["model.provider".into(), "model.temperature".into()],
             ),
             (json!({"model": "gpt"}), vec!["model".into()]),

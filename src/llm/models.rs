@@ -283,6 +283,13 @@ impl Models {
         model.decide(request, on_text).await
     }
 
+    /// Whether the deployment has the provider that these settings name.
+    pub fn has(&self, settings: &ModelSettings) -> bool {
+        self.wanted(settings).is_some_and(|wanted| {
+            wanted == ProviderKind::Offline || self.configured(wanted).is_some()
+        })
+    }
+
     /// The model name that a call under these settings is billed to.
     pub fn name_for(&self, settings: &ModelSettings) -> String {
         let wanted = self.wanted(settings);

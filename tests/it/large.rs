@@ -314,10 +314,10 @@ async fn a_hundred_thousand_old_tasks_do_not_slow_the_present() {
     for many in &costs[2..] {
         for (many, limit) in [
             // Less than one look at all of them. The dead rows of the queues, which nothing removes here, are read as often
-            // as somebody looks, and that differs.
+            // as somebody looks, and that differs: by 15 % of the pages in some runs.
             (many.rows_read, none.rows_read as f64 + 90_000.0),
             (many.rows_written, 1.1 * none.rows_written as f64),
-            (many.pages, 1.1 * none.pages as f64),
+            (many.pages, 1.3 * none.pages as f64),
             // Some have two levels, many have three.
             (many.index_pages, 1.5 * some.index_pages as f64),
         ] {

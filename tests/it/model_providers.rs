@@ -354,6 +354,44 @@ async fn the_workspaces_own_provider_answers() {
     engine.close().await;
 }
 
+// a decision is asked for once more where it was asked, with the workspace's key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_asks_the_workspaces_own_provider() {
+    let engine = engine().await;
+    let url = engine.llm().base_url().to_owned();
+    let home = engine.workspace();
+    add(&engine, home, provider("corp", &url), "key-of-corp").await;
+    let corp = agent(&engine, home, "C", Some("corp")).await;
+    let message = engine.message(Recipient::Agent(corp), "go");
+    let task = engine.submit(message).await.task;
+    engine.end(task).await;
+    let mut settings = config();
+    settings.llm = engine.config.llm.clone();
+    settings.http = engine.config.http.clone();
+    let api = Api::start_with(engine.pool.clone(), settings);
+    let token = api.token(home, Role::Admin);
+    let before = engine.llm().requests().len();
+    let path = format!("/api/admin/decision-logs/{task}.1/replay");
+    let replay = async |body| api.post(&path, &token, body).await;
+    assert_eq!(
+        replay(json!({})).await.ok()["replayed"]["model"],
+        "own-model"
+    );
+    let other = json!({"model": {"provider": "openai"}});
+    assert_eq!(replay(other).await.ok()["replayed"]["model"], "stub");
+    let unknown = replay(json!({"model": {"provider": "corpse"}})).await;
+    let refused = unknown.problem(422, "invalid_body");
+    assert_eq!(refused["errors"][0]["path"], "model.provider");
+    assert_eq!(
+        seen(&engine, before),
+        [
+            ("Bearer key-of-corp".to_owned(), json!("own-model")),
+            ("Bearer the-deployments".to_owned(), json!("stub")),
+        ]
+    );
+    engine.close().await;
+}
+
 // an agent that another workspace lends works with the data, the providers, the keys and the bill of the caller.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lent_agent_is_asked_with_the_callers_key() {
