@@ -2,11 +2,12 @@
 //! work, and wakes exactly once with everybody's results. `ARCHITECTURE.md` walks one message through the modules.
 //!
 //! A module imports lower ranks only (`tests/it/layers.rs` enforces it):
-//! 0 `domain`, `config`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`, `vault`;
+//! 0 `domain`, `config`, `net`; 1 `runtime`, `postgres`, `store`, `llm`, `prompts`, `tools`, `vault`;
 //! 2 `bus`, `flags`, `roster`, `sent`, `lifecycle`; 3 `profiles`; 4 `worker`, `orchestrator`, `api`; 5 `commands`.
 
 pub mod config;
 pub mod domain;
+pub mod net;
 
 pub mod llm;
 pub mod postgres;

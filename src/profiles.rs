@@ -1,14 +1,18 @@
-//! Delegation profiles written by a model. Asked for here, stored by `lifecycle::agents`.
+//! Delegation profiles written by a model, for one agent or for all that lack one (A-28, `backfill`). Asked for
+//! here, stored by `lifecycle::agents`.
 //!
 //! No connection is held while the model is asked. What authors have written goes to it as data: quoted, or on one
 //! harmless line; it is offered no tools, so there is nothing that such a text could set off.
 
+mod backfill;
+
 use crate::config::{Config, DelegationProfiles, Provider};
 use crate::domain::agent::{
-    AgentDefinition, ModelProvider, ModelSettings, NewProfile, Reasoning, harmless, harmless_name,
+    AgentDefinition, ModelSettings, NewProfile, Reasoning, harmless, harmless_name,
 };
 use crate::domain::delegation::quote;
 use crate::domain::ids::{AgentId, WorkspaceId};
+use crate::domain::model_provider::ProviderKind;
 use crate::domain::retry::{self, next_delay};
 use crate::domain::text::cut_chars;
 use crate::lifecycle::agents::{self as lifecycle, EditError};
@@ -51,6 +55,10 @@ pub struct Profiles {
     roster: Arc<Assembler>,
     model: ModelSettings,
     retry: retry::Limits,
+    /// Agents of one backfill that are worked on at once.
+    concurrency: usize,
+    lease_secs: u32,
+    leases_lost_max: u32,
 }
 
 /// What the model is shown of an agent, and the revision it is taken from.
@@ -78,6 +86,9 @@ impl Profiles {
                 base: Duration::from_millis(config.llm.retry_base_ms),
                 max: Duration::from_secs(config.llm.retry_max_seconds),
             },
+            concurrency: config.delegation_profiles.concurrency as usize,
+            lease_secs: config.worker.lease_seconds,
+            leases_lost_max: config.worker.max_attempts,
         }
     }
 
@@ -159,6 +170,7 @@ impl Profiles {
             system: self.prompts.profile_system().into(),
             messages: vec![Message::User(user)],
             tools: Arc::new([]),
+            output_schema: None,
             cache_key: String::new(),
         })
     }
@@ -206,7 +218,7 @@ fn model(own: &DelegationProfiles, deployment: Provider) -> ModelSettings {
     let provider = own.provider.unwrap_or(deployment);
     let gemini = (provider == Provider::Gemini).then(|| GEMINI_MODEL.to_owned());
     ModelSettings {
-        provider: Some(ModelProvider::from(provider)),
+        provider: Some(ProviderKind::from(provider).as_str().to_owned()),
         name: own.model.clone().or(gemini),
         temperature: None,
         max_output_tokens: Some(OUTPUT_TOKENS_MAX),
@@ -244,34 +256,28 @@ mod tests {
                 Gemini,
                 None,
                 None,
-                ModelProvider::Gemini,
+                ProviderKind::Gemini,
                 Some("gemini-2.5-flash"),
             ),
-            (
-                Gemini,
-                None,
-                Some("g-9"),
-                ModelProvider::Gemini,
-                Some("g-9"),
-            ),
-            (OpenAi, None, None, ModelProvider::OpenAi, None),
+            (Gemini, None, Some("g-9"), ProviderKind::Gemini, Some("g-9")),
+            (OpenAi, None, None, ProviderKind::OpenAi, None),
             (
                 OpenAi,
                 None,
                 Some("small"),
-                ModelProvider::OpenAi,
+                ProviderKind::OpenAi,
                 Some("small"),
             ),
-            (Offline, None, None, ModelProvider::Offline, None),
+            (Offline, None, None, ProviderKind::Offline, None),
             (
                 Anthropic,
                 Some(Gemini),
                 None,
-                ModelProvider::Gemini,
+                ProviderKind::Gemini,
                 Some("gemini-2.5-flash"),
             ),
-            (Gemini, Some(OpenAi), None, ModelProvider::OpenAi, None),
-            (Gemini, Some(Offline), None, ModelProvider::Offline, None),
+            (Gemini, Some(OpenAi), None, ProviderKind::OpenAi, None),
+            (Gemini, Some(Offline), None, ProviderKind::Offline, None),
         ] {
             let own = DelegationProfiles {
                 provider: own_provider,
@@ -280,8 +286,8 @@ mod tests {
             };
             let chosen = model(&own, deployment);
             assert_eq!(
-                (chosen.provider, chosen.name.as_deref()),
-                (Some(provider), name)
+                (chosen.provider.as_deref(), chosen.name.as_deref()),
+                (Some(provider.as_str()), name)
             );
             assert_eq!(chosen.reasoning, Some(Reasoning::Disabled));
             assert!(chosen.max_output_tokens.is_some_and(|max| max <= 2_048));

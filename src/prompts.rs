@@ -78,6 +78,8 @@ pub struct SystemPrompt<'a> {
     pub phases: &'a [Phase],
     /// `None` without a delegate tool; an empty roster says so in the prompt.
     pub roster: Option<&'a [RosterEntry]>,
+    /// Of the final answer (T-16).
+    pub output_schema: Option<&'a serde_json::Value>,
 }
 
 /// What asks for an agent's delegation profile. All texts are harmless already.
@@ -233,6 +235,7 @@ impl Prompts {
             phases => phases,
             can_delegate => prompt.roster.is_some(),
             roster => roster,
+            output_schema => prompt.output_schema.map(ToString::to_string),
         };
         let rendered = self.render(SYSTEM, values)?;
         Ok(self.cut(&rendered))
@@ -263,6 +266,7 @@ impl Prompts {
             name => "Name", id => "id", description => "Description", example => "Example",
             public => true, bullet => "- Name",
         };
+        let schema = serde_json::json!({"type": "object"});
         let phase = Phase {
             name: "Name".into(),
             tools: vec!["tool".into()],
@@ -278,6 +282,7 @@ impl Prompts {
                     &[]
                 },
                 roster: roster.is_some().then_some(&[]),
+                output_schema: roster.is_some().then_some(&schema),
             };
             self.render_system(&prompt, roster.unwrap_or_default())?;
         }
@@ -387,6 +392,7 @@ mod tests {
             instructions,
             phases: &[],
             roster,
+            output_schema: None,
         }
     }
 
@@ -420,6 +426,23 @@ mod tests {
         assert_eq!(
             text,
             "1. plan\n\nDo plan.\nTools of this phase: ask_user, delegate_tasks\n\n## 2. {{ act }}\n\nDo {{ act }}."
+        );
+    }
+
+    // T-16, A-31: asked for in words, whatever the provider is told beside them.
+    #[test]
+    fn the_schema_of_the_answer_is_a_section_of_its_own() {
+        let schema = json!({"type": "object", "title": "{{ agent_name }}"});
+        let with = SystemPrompt {
+            output_schema: Some(&schema),
+            ..prompt("Work.", None)
+        };
+        let sections = Prompts::load(None).unwrap().system(&with).unwrap();
+        assert_eq!(names(&sections), ["instructions", "rules", "output"]);
+        assert!(
+            sections.0[2]
+                .text
+                .ends_with("\n\n{\"type\":\"object\",\"title\":\"{{ agent_name }}\"}")
         );
     }
 

@@ -36,7 +36,7 @@ impl Place {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VaultError {
     #[error(
-        "this deployment has no key to encrypt credentials with: the operator sets credentials.keys (CREDENTIALS_KEYS)"
+        "this deployment has no key to encrypt secrets with: the operator sets credentials.keys (CREDENTIALS_KEYS)"
     )]
     NoKey,
     #[error(
@@ -71,6 +71,11 @@ impl Vault {
     pub fn newest(&self) -> Result<&str, VaultError> {
         let (id, _) = self.keys.first().ok_or(VaultError::NoKey)?;
         Ok(id)
+    }
+
+    /// Whether values under the key of this id can be read.
+    pub fn has_key(&self, id: &str) -> bool {
+        self.keys.iter().any(|(known, _)| known == id)
     }
 
     pub fn seal(&self, place: Place, value: &SecretString) -> Result<Sealed, VaultError> {

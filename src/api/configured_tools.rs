@@ -105,7 +105,7 @@ pub struct NewConfiguredTool {
     base_tool: String,
     /// At most 4,000 characters.
     #[schema(default = "")]
-    description: String,
+    description: Option<String>,
     /// Only this agent may use the tool.
     agent_group_id: Option<AgentId>,
     /// Only for tools whose base takes parameters, of which there is none in this version.
@@ -114,7 +114,7 @@ pub struct NewConfiguredTool {
     /// By argument of the base tool: a text, a number, true or false, or `{"credential": ID}` for a secret text. What is
     /// bound is not shown to the model, and overrides what it sends. A tool on delegate_tasks may also bind
     /// `allowed_agent_group_ids`: ids separated by commas, the only agents that it reaches.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Option<Object>)]
     bindings: Option<Value>,
 }
 

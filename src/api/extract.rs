@@ -120,7 +120,7 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
     // Every body is an object, but a derived type would take an array of its fields as well.
     if text.trim_start().starts_with('[') {
         serde_json::from_str::<serde::de::IgnoredAny>(text)
-            .map_err(|error| json_error(String::new(), error))?;
+            .map_err(|error| json_error(text, String::new(), error))?;
         return Err(Error::field("", "must be a JSON object, not an array"));
     }
     parse_text(text)
@@ -134,15 +134,15 @@ fn parse_text<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
-        json_error(path, error.into_inner())
+        json_error(text, path, error.into_inner())
     })?;
     deserializer
         .end()
-        .map_err(|error| json_error(String::new(), error))?;
+        .map_err(|error| json_error(text, String::new(), error))?;
     Ok(value)
 }
 
-fn json_error(path: String, error: serde_json::Error) -> Error {
+fn json_error(text: &str, path: String, error: serde_json::Error) -> Error {
     let (line, column) = (error.line(), error.column());
     let message = error.to_string();
     let reason = message
@@ -155,6 +155,10 @@ fn json_error(path: String, error: serde_json::Error) -> Error {
         _ if reason.contains("hex escape") => Error::InvalidUtf8(format!(
             "line {line}, column {column} has half of a surrogate pair"
         )),
+        // A value that can not be an enum's, such as null, is no fault of the syntax, whatever serde_json says of it.
+        _ if serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok() => {
+            Error::field(field_path(&path, ""), "has a value of the wrong type")
+        }
         _ => Error::MalformedJson {
             line,
             column,

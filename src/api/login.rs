@@ -10,6 +10,7 @@ use crate::domain::ids::{MemberId, WorkspaceId};
 use crate::domain::member::USERNAME_CHARS_MAX;
 use crate::domain::role::Role;
 use crate::lifecycle::log_in::{LogInError, log_in, log_out};
+use crate::lifecycle::members::{PasswordError, change_password};
 use crate::store;
 use axum::extract::{FromRequestParts, State};
 use axum::http::request::Parts;
@@ -27,6 +28,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(post_login))
         .routes(routes!(post_logout))
         .routes(routes!(get_me))
+        .routes(routes!(post_password))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -39,6 +41,19 @@ pub struct LogIn {
     #[serde(deserialize_with = "secret::text")]
     #[schema(value_type = String, format = Password)]
     password: SecretString,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"old_password": "correct horse battery", "new_password": "another horse battery"}))]
+pub struct PasswordChange {
+    #[serde(deserialize_with = "secret::text")]
+    #[schema(value_type = String, format = Password)]
+    old_password: SecretString,
+    /// 12 to 200 characters.
+    #[serde(deserialize_with = "secret::text")]
+    #[schema(value_type = String, format = Password)]
+    new_password: SecretString,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -156,6 +171,60 @@ async fn post_logout(
     }
     let clear = cookie::clear(is_secure(&app, &headers));
     Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, clear)]).into_response())
+}
+
+/// Change your own password
+///
+/// For who has logged in. It ends all other sessions of theirs; API keys outlive it. Attempts count as attempts to log in.
+#[utoipa::path(
+    post,
+    path = "/api/auth/password",
+    tag = "auth",
+    security(("bearer" = [])),
+    request_body = PasswordChange,
+    responses(
+        (status = 204, description = "Changed"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "The caller has a token or an API key and so no password (`no_password`)"),
+        (status = 429, body = Problem, content_type = "application/problem+json",
+            description = "Too many attempts (`rate_limited`); see Retry-After"),
+    )
+)]
+async fn post_password(
+    State(app): State<App>,
+    caller: Caller,
+    From(source): From,
+    Json(body): Json<PasswordChange>,
+) -> Result<StatusCode, Error> {
+    secret::check_given("old_password", &body.old_password)?;
+    secret::check_new("new_password", &body.new_password)?;
+    let Credential::Session { member, id, .. } = caller.credential else {
+        return Err(Error::conflict(
+            "no_password",
+            "Tokens and API keys have no password. Log in to change yours.",
+        ));
+    };
+    // A cookie that was stolen must not serve to find the password by trying.
+    let workspace = caller.workspace.to_string();
+    app.limits
+        .admit_login(source, &workspace, &caller.subject, Instant::now())?;
+    let passwords = &app.auth.passwords;
+    let (old, new) = (body.old_password, body.new_password);
+    change_password(
+        &app.pool,
+        passwords,
+        caller.workspace,
+        (member, id),
+        old,
+        new,
+    )
+    .await
+    .map_err(|error| match error {
+        PasswordError::Wrong => Error::field("old_password", "is not your password"),
+        PasswordError::Hash(error) => Error::internal(error),
+        PasswordError::Store(error) => error.into(),
+    })?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// See who you are

@@ -24,6 +24,7 @@ mod health;
 mod if_match;
 pub mod login;
 pub mod members;
+pub mod model_providers;
 mod openapi;
 pub mod outage;
 mod page;
@@ -107,7 +108,7 @@ pub struct Parts {
     pub profiles: Arc<Profiles>,
     /// What tools are described with.
     pub prompts: Arc<Prompts>,
-    /// What credentials are encrypted with.
+    /// What credentials and keys of model providers are encrypted with.
     pub vault: Arc<Vault>,
     /// The roles of this process, for `/readyz`.
     pub roles: Arc<[String]>,
@@ -187,6 +188,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(deletes::router())
         .merge(waits::router())
         .merge(agents::router())
+        .merge(model_providers::router())
         .merge(profiles::router())
         .merge(tools::router())
         .merge(configured_tools::router())

@@ -9,17 +9,20 @@ use super::auth::AdminCaller;
 use super::decision_logs::{AnswerView, Logged, SectionView, load};
 use super::error::{Error, Problem};
 use super::extract::{Json, Path};
-use crate::domain::agent::{ModelProvider, ModelSettings};
+use crate::domain::agent::ModelSettings;
 use crate::domain::decision::Usage;
 use crate::domain::ids::AgentId;
+use crate::domain::model_provider::ProviderKind;
 use crate::domain::replay::Replay;
+use crate::lifecycle::model_providers;
 use crate::llm::{ModelError, OFFLINE_MODEL, Request, Retry};
 use crate::prompts::SystemPrompt;
 use crate::sent::{INSTRUCTIONS, ROSTER, SentPrompt};
-use crate::store::decision_logs::LoggedDecision;
+use crate::store::{self, decision_logs::LoggedDecision};
 use axum::extract::State;
 use serde::Serialize;
 use serde_json::Value;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -101,16 +104,16 @@ async fn replay_decision(
     Path(id): Path<String>,
     body: Option<Json<Value>>,
 ) -> Result<Json<Replayed>, Error> {
+    let replay = match body {
+        Some(Json(body)) => Replay::parse(&body)?,
+        None => Replay::default(),
+    };
     let Logged {
         decision,
         prompt,
         messages,
         secrets,
     } = load(&app, &caller, &id).await?;
-    let replay = match body {
-        Some(Json(body)) => Replay::parse(&body)?,
-        None => Replay::default(),
-    };
     let mut prompt = prompt.ok_or_else(|| {
         Error::conflict(
             "prompt_forgotten",
@@ -118,18 +121,41 @@ async fn replay_decision(
         )
     })?;
     let changed = change(&app, &decision, &mut prompt, &replay)?;
+    let names_provider = replay
+        .model
+        .as_ref()
+        .is_some_and(|new| new.provider.is_some());
     let model = settings(&decision, replay.model);
-    let model_name = app.models.name_for(&model);
+    // The workspace's own providers and keys, as in the task.
+    let own = {
+        let mut conn = app.pool.acquire().await.map_err(store::Error::from)?;
+        let vault = &app.vault;
+        model_providers::answering(&mut conn, vault, caller.workspace, &model).await?
+    };
+    if names_provider && own.is_none() && !app.models.has(&model) {
+        let reason = "names no model provider of this workspace or of the deployment";
+        return Err(Error::field("model.provider", reason));
+    }
+    let model_name = match &own {
+        Some(own) => own.name_for(&model),
+        None => app.models.name_for(&model),
+    };
     let request = Request {
         model,
         system: prompt.sections.joined().into(),
         messages,
         tools: prompt.tools.into(),
+        output_schema: decision.agent.output_schema.clone().map(Arc::new),
         cache_key: format!("{}/replay/{id}", caller.workspace),
     };
     let begun = Instant::now();
     let answer = tokio::select! {
-        answer = app.models.decide(&request, &|_| {}) => answer?,
+        answer = async {
+            match &own {
+                Some(own) => app.models.decide_with(own, &request, &|_| {}).await,
+                None => app.models.decide(&request, &|_| {}).await,
+            }
+        } => answer?,
         () = app.shutdown.cancelled() => return Err(Error::ShuttingDown),
     };
     let original = decision.row.answer;
@@ -174,6 +200,7 @@ fn change(
             instructions,
             phases: &[],
             roster: None,
+            output_schema: decision.agent.output_schema.as_ref(),
         });
         let sections = rendered.map_err(Error::internal)?.0;
         let new = sections.into_iter().find(|s| s.name == INSTRUCTIONS);
@@ -202,8 +229,8 @@ fn settings(decision: &LoggedDecision, changed: Option<ModelSettings>) -> ModelS
     let model = &decision.row.model;
     let was = ModelSettings {
         provider: match model.as_str() {
-            OFFLINE_MODEL => Some(ModelProvider::Offline),
-            _ => decision.agent.model.provider,
+            OFFLINE_MODEL => Some(ProviderKind::Offline.as_str().to_owned()),
+            _ => decision.agent.model.provider.clone(),
         },
         name: Some(model.clone()).filter(|name| !name.is_empty()),
         ..decision.agent.model.clone()

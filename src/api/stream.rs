@@ -79,7 +79,7 @@ struct Reset {
 /// model text as it is written and are not repeated; the `assistant_message` that follows has the whole text. A `delta`
 /// with `"reset": true` says that the model was asked again: drop the text of this turn so far. The event `reset`
 /// says that the Last-Event-ID was not a place in this feed and that the whole feed follows. The stream ends when the
-/// token expires, the task is deleted or the server stops: reconnect.
+/// token expires or the session ends, the task is deleted or the server stops: reconnect.
 #[utoipa::path(
     get,
     path = "/api/tasks/{id}/stream",
@@ -190,6 +190,10 @@ impl Follower {
             if self.is_over() {
                 return None;
             }
+            // However much there is to read.
+            if Instant::now() >= self.next_poll {
+                self.poll().await?;
+            }
             if self.look {
                 self.read().await?;
                 continue;
@@ -205,7 +209,7 @@ impl Follower {
                     }
                     Change::Delta { .. } => {}
                 },
-                () = tokio::time::sleep_until(self.next_poll) => self.poll().await?,
+                () = tokio::time::sleep_until(self.next_poll) => {}
             }
         }
     }
@@ -216,7 +220,6 @@ impl Follower {
 
     /// Queues what has come to the feed. A database that is away for a while does not end the stream.
     async fn read(&mut self) -> Option<()> {
-        self.next_poll = next_poll();
         match feed::load(
             &self.app.pool,
             self.caller.workspace,
@@ -261,7 +264,7 @@ impl Follower {
         }
     }
 
-    /// Finds what no hint has announced. `None` once the task or its workspace has been deleted.
+    /// Finds what no hint has announced. `None` once the task has been deleted, or the caller would not be let in again.
     async fn poll(&mut self) -> Option<()> {
         self.next_poll = next_poll();
         let workspace = self.caller.workspace;
@@ -272,7 +275,7 @@ impl Follower {
             .await
             .unwrap_or(true);
         let last_seq = feeds::last_seq(&self.app.pool, workspace, self.task).await;
-        self.look = matches!(last_seq, Ok(Some(seq)) if seq > self.after);
+        self.look |= matches!(last_seq, Ok(Some(seq)) if seq > self.after);
         (live && !matches!(last_seq, Ok(None))).then_some(())
     }
 }

@@ -78,7 +78,6 @@ pub struct Signal {
     dedup_key: String,
     /// What the waiting task is told, as data.
     #[serde(default)]
-    #[schema(value_type = Option<Object>)]
     payload: Option<Value>,
 }
 

@@ -7,6 +7,8 @@ use super::database::{self, Database};
 use super::{migrate, one_line};
 use crate::config::{Algorithm, Config, ConfigError, Provider};
 use crate::llm::ProviderSettings;
+use crate::store;
+use crate::vault::Vault;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
 use futures::future::join_all;
@@ -120,6 +122,7 @@ async fn all_checks(config: &Config, file: Option<&Path>) -> Vec<Check> {
         Ok(database) => {
             checks.push(schema(&database).await);
             checks.push(clock(&database).await);
+            checks.extend(secrets(config, &database).await);
             if let Err(err) = database.close().await {
                 let advice = "look at postgres.log in data_dir";
                 checks.push(Check::failed("database", one_line(&err), advice));
@@ -238,6 +241,42 @@ fn judge_clock(before: DateTime<Utc>, theirs: DateTime<Utc>, after: DateTime<Utc
         "clock",
         format!("within {:.1} s of the database", seconds.max(0.1)),
     )
+}
+
+/// Whether whatever is encrypted can be read. Left out where the tables are not there yet.
+async fn secrets(config: &Config, database: &Database) -> Option<Check> {
+    let mut config = config.clone();
+    if let Err(err) = database::settle_operator_key(&mut config) {
+        let advice = "check that credentials.key in data_dir can be read";
+        return Some(Check::failed("secrets", one_line(err.as_ref()), advice));
+    }
+    let vault = Vault::from_config(&config.credentials);
+    let mut conn = database.pool.acquire().await.ok()?;
+    let in_use = store::sealed::keys_in_use_all_workspaces(&mut conn).await;
+    let in_use = in_use.ok()?;
+    let missing: Vec<String> = in_use
+        .iter()
+        .filter(|(key, _)| !vault.has_key(key))
+        .map(|(key, values)| format!("{values} under the key `{key}`"))
+        .collect();
+    let values: i64 = in_use.iter().map(|(_, values)| values).sum();
+    Some(match (vault.newest(), missing.is_empty()) {
+        (_, false) => Check::failed(
+            "secrets",
+            format!("stored values that can not be read: {}", missing.join(", ")),
+            "add each such key to credentials.keys (CREDENTIALS_KEYS) again, behind the newest; if it is lost, give those \
+             credentials and model providers other values",
+        ),
+        (Ok(newest), true) => Check::ok(
+            "secrets",
+            format!("{values} stored values; new ones are under the key `{newest}`"),
+        ),
+        (Err(_), true) => Check::warning(
+            "secrets",
+            "no key to encrypt with, so no credential and no key of a model provider can be stored",
+            "set credentials.keys (CREDENTIALS_KEYS), the same in every process; config.yaml says how",
+        ),
+    })
 }
 
 /// One check per provider, the deployment's default first.

@@ -3,6 +3,7 @@
 //! Standard output carries a command's answer and nothing else; logs and errors go to standard error. Flags win over the
 //! environment, the environment over the file. No command reads the environment itself: `config` does.
 
+mod backfill_profiles;
 pub mod database;
 pub mod dev;
 pub mod doctor;
@@ -46,7 +47,7 @@ capitals with `_`: server.port is SERVER_PORT.
 
 Exit codes:
   0  done; `serve`: ended by SIGTERM or Ctrl-C, while it was starting too
-  1  failed; `doctor`: a check failed; `migrate`, `dev`: stopped before the end
+  1  failed; `doctor`: a check failed; `migrate`, `dev`, `backfill-profiles`: stopped before the end
   2  wrong usage or configuration
   3  the database cannot be reached or started
   4  refused because of what exists: no such workspace, or the name is taken";
@@ -69,6 +70,8 @@ enum Command {
     Flags(flags::FlagsCommand),
     /// Move stored credentials to the operator's newest key
     Reencrypt(reencrypt::ReencryptArgs),
+    /// Have the delegation profiles of a workspace's agents written
+    BackfillProfiles(backfill_profiles::BackfillArgs),
     /// Check configuration, database, model and clock, and say what to do
     Doctor(doctor::DoctorArgs),
 }
@@ -184,6 +187,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Reencrypt(args) => reencrypt::run(config, args).await?,
         Command::Token(args) => token::run(&config, args).await?,
         Command::Flags(command) => flags::run(&config, command).await?,
+        Command::BackfillProfiles(args) => backfill_profiles::run(config, args).await?,
         Command::Doctor(_) => {}
     }
     Ok(ExitCode::SUCCESS)

@@ -2,7 +2,7 @@
 
 use super::{database, migrate};
 use crate::config::Config;
-use crate::lifecycle::credentials;
+use crate::lifecycle::reencrypt::reencrypt;
 use crate::vault::Vault;
 use clap::Args;
 
@@ -27,7 +27,7 @@ pub async fn run(mut config: Config, args: ReencryptArgs) -> anyhow::Result<()> 
     let outcome = async {
         migrate::settle(&database).await?;
         let vault = Vault::from_config(&config.credentials);
-        anyhow::Ok(credentials::reencrypt(&database.pool, &vault).await?)
+        anyhow::Ok(reencrypt(&database.pool, &vault).await?)
     };
     let outcome = outcome.await;
     database.close().await?;
@@ -37,7 +37,7 @@ pub async fn run(mut config: Config, args: ReencryptArgs) -> anyhow::Result<()> 
             super::print(serde_json::json!({ "moved": done.moved, "unreadable": done.unreadable }))?
         }
         false => super::print(format_args!(
-            "{} credentials moved to the newest key",
+            "{} values moved to the newest key",
             done.moved
         ))?,
     }

@@ -110,7 +110,7 @@ impl Service {
         let shutdown = Shutdown::new();
         let hub = Arc::new(Hub::new(ProcessId::new()));
         let submitter = Submitter::start(pool.clone(), hub.clone());
-        let models = Models::from_config(&config.llm)?;
+        let models = Models::from_config(&config)?;
         let prompts = Arc::new(Prompts::load(config.prompts_dir.as_deref())?);
         let roster = Arc::new(Assembler::with_base_tools(config.spawn_tasks.max_depth));
         let profiles = Arc::new(Profiles::new(
@@ -186,6 +186,14 @@ impl Service {
             parts.spawn(async move {
                 orchestrator.run(shutdown).await;
                 "the orchestrator"
+            });
+        }
+        if roles.worker {
+            let (hub, shutdown) = (hub.clone(), shutdown.clone());
+            let poll = Duration::from_millis(config.worker.poll_interval_ms);
+            parts.spawn(async move {
+                profiles.run_backfills(&hub, poll, &shutdown).await;
+                "the backfills"
             });
         }
         if let Some(worker) = worker {

@@ -102,27 +102,19 @@ pub struct Phase {
     pub tools: Vec<String>,
 }
 
-/// Which model decides. Whatever is absent comes from the deployment's configuration.
+/// Which model decides. Whatever is absent comes from the workspace's default provider, else from the deployment's
+/// configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ModelSettings {
-    pub provider: Option<ModelProvider>,
+    /// A model provider of the workspace, else one of the deployment: openai, anthropic, gemini, offline.
+    pub provider: Option<String>,
     pub name: Option<String>,
     /// 0 to 2.
     pub temperature: Option<f64>,
     /// 1 to 1,000,000.
     pub max_output_tokens: Option<u32>,
     pub reasoning: Option<Reasoning>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ModelProvider {
-    #[serde(rename = "openai")]
-    OpenAi,
-    Anthropic,
-    Gemini,
-    Offline,
 }
 
 /// How much the model may think before it answers. Absent: the provider's own default.

@@ -21,6 +21,15 @@ const KEY_CHARS_SHOWN: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct InvalidDefinition(pub Vec<FieldError>);
 
+impl InvalidDefinition {
+    /// With one fault.
+    pub fn of(path: &str, message: &str) -> Self {
+        let mut problems = Problems(Vec::new());
+        problems.add(path, message);
+        Self(problems.0)
+    }
+}
+
 impl fmt::Display for InvalidDefinition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, error) in self.0.iter().enumerate() {
@@ -80,13 +89,26 @@ impl Fields<'_> {
         Some((format!("{}{key}", self.at), value))
     }
 
-    pub(in crate::domain) fn required_line(&mut self, key: &str, chars_max: usize) -> String {
-        let missing = matches!(self.map.get(key), None | Some(Value::Null));
-        if missing {
+    fn require(&mut self, key: &str) {
+        if matches!(self.map.get(key), None | Some(Value::Null)) {
             self.problems
                 .add(&format!("{}{key}", self.at), "is required");
         }
+    }
+
+    pub(in crate::domain) fn required_line(&mut self, key: &str, chars_max: usize) -> String {
+        self.require(key);
         self.line(key, chars_max).unwrap_or_default()
+    }
+
+    /// `None` only with a problem.
+    pub(in crate::domain) fn required_choice<T: Copy>(
+        &mut self,
+        key: &str,
+        choices: &[(&str, T)],
+    ) -> Option<T> {
+        self.require(key);
+        self.choice(key, choices)
     }
 
     /// A text of so many characters, kept as it is.
@@ -95,21 +117,23 @@ impl Fields<'_> {
         key: &str,
         chars: std::ops::RangeInclusive<usize>,
     ) -> String {
-        let Some((path, value)) = self.take(key) else {
-            let path = format!("{}{key}", self.at);
-            self.problems.add(&path, "is required");
-            return String::new();
-        };
-        let text = self.problems.text(&path, &value, *chars.end());
-        if text
-            .as_ref()
-            .is_some_and(|text| text.chars().count() < *chars.start())
-        {
+        self.require(key);
+        self.optional_text(key, chars).unwrap_or_default()
+    }
+
+    pub(in crate::domain) fn optional_text(
+        &mut self,
+        key: &str,
+        chars: std::ops::RangeInclusive<usize>,
+    ) -> Option<String> {
+        let (path, value) = self.take(key)?;
+        let text = self.problems.text(&path, &value, *chars.end())?;
+        if text.chars().count() < *chars.start() {
             let least = chars.start();
             self.problems
                 .add(&path, &format!("is shorter than {least} characters"));
         }
-        text.unwrap_or_default()
+        Some(text)
     }
 
     /// A trimmed text of one line that says something.

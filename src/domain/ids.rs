@@ -58,6 +58,8 @@ id! {
     CredentialId,
     /// A base tool with bindings.
     ConfiguredToolId,
+    /// Where a workspace's own models answer.
+    ModelProviderId,
     /// One source-mode enumeration.
     BatchRunId,
     /// A local user.
@@ -66,6 +68,8 @@ id! {
     SessionId,
     /// A key of a program.
     ApiKeyId,
+    /// A job that has missing delegation profiles written.
+    BackfillId,
     /// A running process of this service.
     ProcessId,
 }

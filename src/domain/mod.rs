@@ -1,6 +1,7 @@
 //! Nouns and rules: no I/O, no async, no SQL. Every decision of the service is a function here, tested as a table.
 
 pub mod agent;
+pub mod backfill;
 pub mod budget;
 pub mod configured_tool;
 pub mod credential;
@@ -11,6 +12,7 @@ pub mod flag;
 pub mod grants;
 pub mod ids;
 pub mod member;
+pub mod model_provider;
 pub mod replay;
 pub mod retry;
 pub mod role;

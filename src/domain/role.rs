@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
     sqlx::Type,
     utoipa::ToSchema,
 )]
-#[serde(rename_all = "snake_case", try_from = "String")]
+#[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum Role {
     /// Runs tasks.
@@ -34,15 +34,6 @@ impl Role {
             Role::Admin => "admin",
             Role::Operator => "operator",
         }
-    }
-}
-
-/// Read as a text first: of a number or null in its place serde_json says that the body is no JSON.
-impl TryFrom<String> for Role {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
     }
 }
 

@@ -5,10 +5,11 @@
 
 use crate::domain::agent::{AgentDefinition, InvalidDefinition, NewProfile, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
+use crate::domain::model_provider::ProviderKind;
 use crate::lifecycle::members::{self, NewMember};
 use crate::store::agents::{self, Agent};
 use crate::store::members::Member;
-use crate::store::{self, workspaces};
+use crate::store::{self, model_providers, workspaces};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
 
@@ -41,6 +42,7 @@ pub async fn create(
     definition: &AgentDefinition,
 ) -> Result<Agent, EditError> {
     let mut tx = store::begin(pool).await?;
+    check_provider(&mut tx, workspace, definition, None).await?;
     let id = AgentId::new();
     insert_published(&mut tx, workspace, id, Template::Custom, definition).await?;
     let agent = existing(&mut tx, workspace, id).await?;
@@ -55,6 +57,7 @@ pub async fn create_draft(
     definition: &AgentDefinition,
 ) -> Result<Agent, EditError> {
     let mut tx = store::begin(pool).await?;
+    check_provider(&mut tx, workspace, definition, None).await?;
     let id = AgentId::new();
     agents::insert(&mut tx, workspace, id, Template::Custom, definition).await?;
     agents::save_draft_if_revision(&mut tx, workspace, id, 0, definition).await?;
@@ -119,6 +122,7 @@ async fn save_patched(
     lock_at(conn, workspace, id, Some(revision)).await?;
     let before = existing(conn, workspace, id).await?;
     let draft = before.draft.patched(patch)?;
+    check_provider(conn, workspace, &draft, Some(&before.draft)).await?;
     match agents::save_draft_if_revision(conn, workspace, id, revision, &draft).await? {
         true => Ok(before),
         false => Err(EditError::Stale {
@@ -159,6 +163,32 @@ pub async fn delete(
     }
     tx.commit().await?;
     Ok(())
+}
+
+/// A model provider that the agent names, and did not name `before`, is one of the workspace, or of a kind that
+/// deployments have.
+async fn check_provider(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    definition: &AgentDefinition,
+    before: Option<&AgentDefinition>,
+) -> Result<(), EditError> {
+    let Some(name) = &definition.model.provider else {
+        return Ok(());
+    };
+    let is_known = ProviderKind::named(name).is_some()
+        || before.is_some_and(|before| before.model.provider.as_ref() == Some(name))
+        || model_providers::has_name(conn, workspace, name).await?;
+    match is_known {
+        true => Ok(()),
+        false => {
+            let kinds = ProviderKind::ALL.map(ProviderKind::as_str).join(", ");
+            let reason = format!(
+                "expected the name of a model provider of the workspace, or one of {kinds}"
+            );
+            Err(InvalidDefinition::of("model.provider", &reason).into())
+        }
+    }
 }
 
 async fn lock_at(

@@ -1,4 +1,4 @@
-//! Credentials of workspaces: made, given another value, deleted, and moved to the operator's newest key (L-9).
+//! Credentials of workspaces: made, given another value, deleted (L-9).
 
 use crate::domain::credential::{NewCredential, Sealed};
 use crate::domain::ids::{CredentialId, WorkspaceId};
@@ -9,11 +9,6 @@ use crate::store::{
 use crate::vault::{Place, Vault, VaultError};
 use secrecy::SecretString;
 use sqlx::{PgConnection, PgPool};
-use std::collections::BTreeMap;
-use uuid::Uuid;
-
-/// Values moved to another key in one transaction.
-const BATCH: i64 = 100;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
@@ -134,41 +129,4 @@ pub async fn resolve_all(
     let value =
         |(id, sealed): &(CredentialId, Sealed)| Ok(vault.open(place(workspace, *id), sealed)?);
     sealed.iter().map(value).collect()
-}
-
-/// What moving to the newest key has come to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reencrypted {
-    pub moved: u64,
-    /// Values that could not be read, by reason; they are left as they were.
-    pub unreadable: BTreeMap<String, u64>,
-}
-
-/// Encrypts everything that is under an older key of the operator under the newest one. May be broken off and repeated,
-/// and run beside the service.
-pub async fn reencrypt(pool: &PgPool, vault: &Vault) -> Result<Reencrypted, CredentialError> {
-    let newest = vault.newest()?;
-    let mut done = Reencrypted::default();
-    let mut after = (WorkspaceId(Uuid::nil()), CredentialId(Uuid::nil()));
-    loop {
-        let mut tx = store::begin(pool).await?;
-        let outdated =
-            credentials::lock_outdated_all_workspaces(&mut tx, newest, after, BATCH).await?;
-        let Some(last) = outdated.last() else {
-            return Ok(done);
-        };
-        after = (last.workspace, last.id);
-        for old in &outdated {
-            let place = place(old.workspace, old.id);
-            match vault.open(place, &old.sealed) {
-                Ok(value) => {
-                    let sealed = vault.seal(place, &value)?;
-                    credentials::replace(&mut tx, old.workspace, old.id, &sealed).await?;
-                    done.moved += 1;
-                }
-                Err(reason) => *done.unreadable.entry(reason.to_string()).or_default() += 1,
-            }
-        }
-        tx.commit().await?;
-    }
 }

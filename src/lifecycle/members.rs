@@ -1,12 +1,14 @@
 //! Local users: made, changed, removed. Nobody gives, changes or takes away a role above their own (P-6).
 
-use crate::domain::ids::{MemberId, WorkspaceId};
+use super::passwords::{HashError, Passwords};
+use crate::domain::ids::{MemberId, SessionId, WorkspaceId};
 use crate::domain::member::Username;
 use crate::domain::role::Role;
 use crate::store::{
     self,
     members::{self, Member},
 };
+use secrecy::SecretString;
 use sqlx::{PgConnection, PgPool};
 
 #[derive(Debug, thiserror::Error)]
@@ -86,11 +88,50 @@ pub async fn change(
     within(by, role.unwrap_or(by))?;
     members::update_locked(&mut tx, workspace, id, role, password_hash).await?;
     if password_hash.is_some() {
-        store::sessions::delete_of_member(&mut tx, workspace, id).await?;
+        store::sessions::delete_of_member(&mut tx, workspace, id, None).await?;
     }
     let member = members::get(&mut tx, workspace, id).await?;
     tx.commit().await?;
     member.ok_or(MemberError::NotFound)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PasswordError {
+    /// Or somebody else has just changed it, or removed the member.
+    #[error("the old password is another one")]
+    Wrong,
+    #[error(transparent)]
+    Hash(#[from] HashError),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+/// A member's own change: ends all their sessions but the one in which it is made. No connection is held while a password
+/// is checked or hashed.
+pub async fn change_password(
+    pool: &PgPool,
+    passwords: &Passwords,
+    workspace: WorkspaceId,
+    (id, session): (MemberId, SessionId),
+    old: SecretString,
+    new: SecretString,
+) -> Result<(), PasswordError> {
+    let mut conn = pool.acquire().await.map_err(store::Error::from)?;
+    let before = members::password_hash(&mut conn, workspace, id).await?;
+    drop(conn);
+    if !passwords.verify(old, before.clone()).await? {
+        return Err(PasswordError::Wrong);
+    }
+    let hash = passwords.hash(new).await?;
+    let mut tx = store::begin(pool).await?;
+    members::lock(&mut tx, workspace, id).await?;
+    if members::password_hash(&mut tx, workspace, id).await? != before {
+        return Err(PasswordError::Wrong);
+    }
+    members::update_locked(&mut tx, workspace, id, None, Some(&hash)).await?;
+    store::sessions::delete_of_member(&mut tx, workspace, id, Some(session)).await?;
+    tx.commit().await.map_err(store::Error::from)?;
+    Ok(())
 }
 
 /// With all their sessions. What they have made stays, API keys included.

@@ -10,6 +10,7 @@
 
 pub mod agents;
 pub mod api_keys;
+pub mod backfill;
 pub mod budget;
 pub mod checkpoint;
 pub mod claim;
@@ -26,7 +27,9 @@ pub mod forget;
 pub mod log_in;
 pub mod match_signals;
 pub mod members;
+pub mod model_providers;
 pub mod passwords;
+pub mod reencrypt;
 pub mod requeue;
 mod resume;
 pub mod revive;

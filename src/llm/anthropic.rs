@@ -4,14 +4,14 @@ mod stream;
 mod wire;
 
 use super::http::{Ask, Format};
-use crate::domain::agent::ModelProvider;
+use crate::domain::model_provider::ProviderKind;
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 pub struct Anthropic;
 
 impl Format for Anthropic {
-    const PROVIDER: ModelProvider = ModelProvider::Anthropic;
+    const PROVIDER: ProviderKind = ProviderKind::Anthropic;
     const NAME: &'static str = "Anthropic";
     const BASE_URL: &'static str = "https://api.anthropic.com";
     const HOST: &'static str = "api.anthropic.com";

@@ -4,14 +4,14 @@ mod stream;
 mod wire;
 
 use super::http::{Ask, Format};
-use crate::domain::agent::ModelProvider;
+use crate::domain::model_provider::ProviderKind;
 use reqwest::Url;
 use reqwest::header::HeaderName;
 
 pub struct Gemini;
 
 impl Format for Gemini {
-    const PROVIDER: ModelProvider = ModelProvider::Gemini;
+    const PROVIDER: ProviderKind = ProviderKind::Gemini;
     const NAME: &'static str = "Gemini";
     const BASE_URL: &'static str = "https://generativelanguage.googleapis.com";
     const HOST: &'static str = "generativelanguage.googleapis.com";

@@ -10,12 +10,13 @@ use super::redact::redact;
 use super::sse::Frames;
 use super::{Limits, Model, ModelError, OnText, ProviderSettings, Request, Retry, SettingsError};
 use super::{failure, kept};
-use crate::domain::agent::ModelProvider;
 use crate::domain::decision::Decision;
+use crate::domain::model_provider::ProviderKind;
+use crate::net::{self, NotPublic};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, Response, Url};
+use reqwest::{Client, ClientBuilder, Response, Url};
 use secrecy::ExposeSecret;
 use std::error::Error as _;
 use std::time::{Duration, SystemTime};
@@ -36,7 +37,7 @@ pub struct Ask<'a> {
 
 /// What is particular to one provider.
 pub trait Format: Send + Sync + 'static {
-    const PROVIDER: ModelProvider;
+    const PROVIDER: ProviderKind;
     /// As in a sentence.
     const NAME: &'static str;
     const BASE_URL: &'static str;
@@ -160,8 +161,8 @@ fn base_url<F: Format>(text: &str) -> Result<Url, SettingsError> {
 }
 
 /// A client for any number of providers: they share its connections.
-pub fn client() -> Result<Client, SettingsError> {
-    Client::builder()
+pub fn client(builder: ClientBuilder) -> Result<Client, SettingsError> {
+    builder
         .connect_timeout(CONNECT_TIMEOUT)
         .redirect(reqwest::redirect::Policy::none())
         .user_agent(concat!("reconvene/", env!("CARGO_PKG_VERSION")))
@@ -362,6 +363,11 @@ impl<F: Format> HttpModel<F> {
     fn transport(&self, error: reqwest::Error) -> ModelError {
         let host = self.access.base.host_str().unwrap_or_default();
         let error = error.without_url();
+        if net::is_refused(&error) {
+            return ModelError::never(format!(
+                "The model provider at {host} can not be asked: {NotPublic}."
+            ));
+        }
         let said = explain(&error);
         if error.is_builder() {
             return ModelError::never(format!("The model request can not be sent: {said}."));
@@ -459,7 +465,8 @@ pub fn address<F: Format>(base_url: &str, model: &str) -> Result<String, Setting
         timeout: Duration::from_secs(1),
         idle_timeout: Duration::from_secs(1),
         max_output_tokens: None,
+        reach: crate::net::Reach::Public,
     };
-    let model_of = HttpModel::<F>::new(client()?, &settings, limits)?;
+    let model_of = HttpModel::<F>::new(Client::new(), &settings, limits)?;
     Ok(model_of.url(model).into())
 }

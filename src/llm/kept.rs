@@ -3,13 +3,13 @@
 //! Only the model that gave it understands it; others would refuse it. So it is kept with the names of both, and whoever
 //! asks another model gets nothing.
 
-use crate::domain::agent::ModelProvider;
 use crate::domain::decision::ToolCall;
+use crate::domain::model_provider::ProviderKind;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Names the giver of what the calls carry.
-pub fn sign(calls: &mut [ToolCall], provider: ModelProvider, model: &str) {
+pub fn sign(calls: &mut [ToolCall], provider: ProviderKind, model: &str) {
     for call in calls {
         let Some(data) = call.provider_data.take() else {
             continue;
@@ -19,9 +19,9 @@ pub fn sign(calls: &mut [ToolCall], provider: ModelProvider, model: &str) {
 }
 
 /// What this model gave with the call, if it was this model.
-pub fn of<'a>(call: &'a ToolCall, provider: ModelProvider, model: &str) -> Option<&'a Value> {
+pub fn of<'a>(call: &'a ToolCall, provider: ProviderKind, model: &str) -> Option<&'a Value> {
     let kept = call.provider_data.as_ref()?;
-    let giver = ModelProvider::deserialize(kept.get("provider")?).ok()?;
+    let giver = ProviderKind::deserialize(kept.get("provider")?).ok()?;
     let is_same = giver == provider && kept.get("model")?.as_str() == Some(model);
     is_same.then(|| kept.get("data")).flatten()
 }
@@ -39,24 +39,24 @@ mod tests {
             invalid: None,
             provider_data: Some(json!("signature")),
         }];
-        sign(&mut calls, ModelProvider::Gemini, "gemini-3-pro");
+        sign(&mut calls, ProviderKind::Gemini, "gemini-3-pro");
         // As the history keeps it.
         let stored = serde_json::to_string(&calls[0]).unwrap();
         let call: ToolCall = serde_json::from_str(&stored).unwrap();
         for (provider, model, expected) in [
             (
-                ModelProvider::Gemini,
+                ProviderKind::Gemini,
                 "gemini-3-pro",
                 Some(json!("signature")),
             ),
-            (ModelProvider::Gemini, "gemini-3-flash", None),
-            (ModelProvider::Anthropic, "gemini-3-pro", None),
+            (ProviderKind::Gemini, "gemini-3-flash", None),
+            (ProviderKind::Anthropic, "gemini-3-pro", None),
         ] {
             assert_eq!(of(&call, provider, model), expected.as_ref());
         }
         let plain = r#"{"id":"a","name":"t","arguments":"{}"}"#;
         let plain: ToolCall = serde_json::from_str(plain).unwrap();
-        assert_eq!(of(&plain, ModelProvider::Gemini, "m"), None);
+        assert_eq!(of(&plain, ProviderKind::Gemini, "m"), None);
         assert!(!serde_json::to_string(&plain).unwrap().contains("provider"));
     }
 }

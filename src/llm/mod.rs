@@ -18,6 +18,7 @@ mod offline;
 mod openai;
 mod price;
 mod redact;
+mod schema;
 mod sse;
 
 pub use models::{Limits, Models, ProviderSettings, SettingsError};
@@ -40,6 +41,9 @@ pub struct Request {
     pub system: Arc<str>,
     pub messages: Vec<Message>,
     pub tools: Arc<[ToolSpec]>,
+    /// JSON Schema of the final answer, which the system prompt asks for in words. A provider is told of it beside that
+    /// where its models can be held to it (T-16).
+    pub output_schema: Option<Arc<serde_json::Value>>,
     /// The same for all calls that share a long prefix.
     pub cache_key: String,
 }
@@ -127,7 +131,7 @@ pub enum Retry {
 }
 
 impl ModelError {
-    fn never(message: impl Into<String>) -> Self {
+    pub fn never(message: impl Into<String>) -> Self {
         Self {
             retry: Retry::Never,
             status: None,

@@ -8,8 +8,10 @@ use super::price::cost_micros;
 use super::redact::redact;
 use super::{Model, ModelError, OFFLINE_MODEL, OfflineModel, OnText, Request};
 use crate::config::{self, Config};
-use crate::domain::agent::{ModelProvider, ModelSettings};
+use crate::domain::agent::ModelSettings;
 use crate::domain::decision::{Decision, Usage};
+use crate::domain::model_provider::ProviderKind;
+use crate::net::{NotPublic, Reach};
 use reqwest::Url;
 use reqwest::header::HeaderMap;
 use secrecy::{ExposeSecret, SecretString};
@@ -20,7 +22,7 @@ use std::time::Duration;
 /// Where one provider is, and who asks it.
 #[derive(Clone, Debug)]
 pub struct ProviderSettings {
-    pub provider: ModelProvider,
+    pub provider: ProviderKind,
     /// Without or with a trailing slash; a query is kept. Absent: the provider's own.
     pub base_url: Option<String>,
     /// Optional for servers that ask for none.
@@ -38,6 +40,8 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// Of agents that name none.
     pub max_output_tokens: Option<u32>,
+    /// How far requests to providers of workspaces may go. The deployment's own are the operator's business.
+    pub reach: Reach,
 }
 
 /// A setting under which no model can be asked; stops the start.
@@ -70,11 +74,11 @@ impl ProviderSettings {
     /// Those of `llm` by provider, the deployment's default first. A key at the top of `llm` is the default provider's,
     /// and wins over the same key in its own section. A provider of whom nothing is said is not there.
     pub fn from_config(llm: &config::Llm) -> Vec<Self> {
-        let default = ModelProvider::from(llm.provider);
+        let default = ProviderKind::from(llm.provider);
         let sections = [
-            (ModelProvider::OpenAi, &llm.providers.openai),
-            (ModelProvider::Anthropic, &llm.providers.anthropic),
-            (ModelProvider::Gemini, &llm.providers.gemini),
+            (ProviderKind::OpenAi, &llm.providers.openai),
+            (ProviderKind::Anthropic, &llm.providers.anthropic),
+            (ProviderKind::Gemini, &llm.providers.gemini),
         ];
         let mut all: Vec<_> = sections
             .into_iter()
@@ -103,16 +107,29 @@ impl ProviderSettings {
 
     /// As in the configuration.
     pub fn provider_name(&self) -> &'static str {
-        name(self.provider)
+        self.provider.as_str()
+    }
+
+    /// Whether a model can be asked under these settings, as far as that shows without asking.
+    pub fn check(&self, reach: Reach) -> Result<(), SettingsError> {
+        let (url, _) = self.list_of_models()?;
+        let private = |error: NotPublic| SettingsError::new("base_url", error.to_string());
+        reach.check(&url).map_err(private)
+    }
+
+    /// The model name that a call of such an agent is billed to.
+    pub fn name_for(&self, agent: &ModelSettings) -> String {
+        let named = agent.name.clone().or_else(|| self.model.clone());
+        named.unwrap_or_default()
     }
 
     /// The base URL without its query, which may hold a key.
     pub fn address(&self) -> &str {
         let own = match self.provider {
-            ModelProvider::OpenAi => OpenAi::BASE_URL,
-            ModelProvider::Anthropic => Anthropic::BASE_URL,
-            ModelProvider::Gemini => Gemini::BASE_URL,
-            ModelProvider::Offline => "",
+            ProviderKind::OpenAi => OpenAi::BASE_URL,
+            ProviderKind::Anthropic => Anthropic::BASE_URL,
+            ProviderKind::Gemini => Gemini::BASE_URL,
+            ProviderKind::Offline => "",
         };
         let url = self.base_url.as_deref().unwrap_or(own);
         url.split('?').next().unwrap_or(url).trim_end_matches('/')
@@ -121,10 +138,10 @@ impl ProviderSettings {
     /// Where the provider lists its models, and with which headers it wants to be asked.
     pub fn list_of_models(&self) -> Result<(Url, HeaderMap), SettingsError> {
         match self.provider {
-            ModelProvider::OpenAi => list::<OpenAi>(self),
-            ModelProvider::Anthropic => list::<Anthropic>(self),
-            ModelProvider::Gemini => list::<Gemini>(self),
-            ModelProvider::Offline => Err(SettingsError::new("provider", "has no list")),
+            ProviderKind::OpenAi => list::<OpenAi>(self),
+            ProviderKind::Anthropic => list::<Anthropic>(self),
+            ProviderKind::Gemini => list::<Gemini>(self),
+            ProviderKind::Offline => Err(SettingsError::new("provider", "has no list")),
         }
     }
 
@@ -135,10 +152,10 @@ impl ProviderSettings {
     ) -> Result<Arc<dyn Model>, SettingsError> {
         let http = http.clone();
         Ok(match self.provider {
-            ModelProvider::OpenAi => Arc::new(HttpModel::<OpenAi>::new(http, self, limits)?),
-            ModelProvider::Anthropic => Arc::new(HttpModel::<Anthropic>::new(http, self, limits)?),
-            ModelProvider::Gemini => Arc::new(HttpModel::<Gemini>::new(http, self, limits)?),
-            ModelProvider::Offline => Arc::new(OfflineModel),
+            ProviderKind::OpenAi => Arc::new(HttpModel::<OpenAi>::new(http, self, limits)?),
+            ProviderKind::Anthropic => Arc::new(HttpModel::<Anthropic>::new(http, self, limits)?),
+            ProviderKind::Gemini => Arc::new(HttpModel::<Gemini>::new(http, self, limits)?),
+            ProviderKind::Offline => Arc::new(OfflineModel),
         })
     }
 }
@@ -150,28 +167,31 @@ fn list<F: Format>(settings: &ProviderSettings) -> Result<(Url, HeaderMap), Sett
 /// The models of this deployment: those it has settings for, and the offline demo model, which is always there.
 #[derive(Clone)]
 pub struct Models {
-    default: ModelProvider,
+    default: ProviderKind,
     configured: Arc<[Configured]>,
     offline: Arc<dyn Model>,
-    http: reqwest::Client,
+    /// For providers of workspaces.
+    guarded: reqwest::Client,
     limits: Limits,
     prices: Arc<BTreeMap<String, config::Price>>,
 }
 
 struct Configured {
-    provider: ModelProvider,
+    provider: ProviderKind,
     model_name: Option<String>,
     model: Arc<dyn Model>,
     api_key: Option<SecretString>,
 }
 
 impl Models {
-    /// What `llm` of the configuration asks for.
-    pub fn from_config(llm: &config::Llm) -> Result<Self, SettingsError> {
+    /// What the configuration asks for.
+    pub fn from_config(config: &Config) -> Result<Self, SettingsError> {
+        let llm = &config.llm;
         let limits = Limits {
             timeout: Duration::from_secs(llm.timeout_seconds),
             idle_timeout: Duration::from_secs(llm.idle_timeout_seconds),
             max_output_tokens: llm.max_output_tokens,
+            reach: Reach::with_private(config.http.allow_private_addresses),
         };
         let models = Self::new(
             llm.provider.into(),
@@ -186,11 +206,12 @@ impl Models {
 
     /// `default` answers for agents that name no provider; it must have a model for those that name no model either.
     pub fn new(
-        default: ModelProvider,
+        default: ProviderKind,
         providers: &[ProviderSettings],
         limits: Limits,
     ) -> Result<Self, SettingsError> {
-        let http = http::client().map_err(|error| error.under("llm"))?;
+        let client = |builder| http::client(builder).map_err(|error| error.under("llm"));
+        let http = client(reqwest::Client::builder())?;
         let mut configured = Vec::new();
         for settings in providers {
             let section = section(settings.provider, default);
@@ -215,7 +236,7 @@ impl Models {
             default,
             configured: configured.into(),
             offline: Arc::new(OfflineModel),
-            http,
+            guarded: client(limits.reach.client())?,
             limits,
             prices: Arc::default(),
         })
@@ -227,14 +248,16 @@ impl Models {
         request: &Request,
         on_text: OnText<'_>,
     ) -> Result<Decision, ModelError> {
-        let wanted = request.model.provider.unwrap_or(self.default);
-        match self.configured(wanted) {
+        let wanted = self.wanted(&request.model);
+        match wanted.and_then(|wanted| self.configured(wanted)) {
             Some(configured) => configured.model.decide(request, on_text).await,
-            None if wanted == ModelProvider::Offline => self.offline.decide(request, on_text).await,
+            None if wanted == Some(ProviderKind::Offline) => {
+                self.offline.decide(request, on_text).await
+            }
             None => Err(ModelError::never(format!(
-                "The agent asks for the model provider `{}`, but this deployment has {} only. \
-                 Remove `model.provider` from the agent or configure the provider.",
-                name(wanted),
+                "The agent asks for the model provider `{}`. Its workspace has none of this name, and this deployment has \
+                 {} only. Remove `model.provider` from the agent or configure the provider.",
+                request.model.provider.as_deref().unwrap_or_default(),
                 self.names(),
             ))),
         }
@@ -247,10 +270,12 @@ impl Models {
         request: &Request,
         on_text: OnText<'_>,
     ) -> Result<Decision, ModelError> {
-        let model = settings.client(&self.http, self.limits).map_err(|error| {
+        let checked = settings.check(self.limits.reach);
+        let model = checked.and_then(|()| settings.client(&self.guarded, self.limits));
+        let model = model.map_err(|error| {
             ModelError::never(format!(
                 "The settings of the model provider `{}` can not work: {} {}.",
-                name(settings.provider),
+                settings.provider_name(),
                 error.setting,
                 error.reason
             ))
@@ -258,16 +283,23 @@ impl Models {
         model.decide(request, on_text).await
     }
 
+    /// Whether the deployment has the provider that these settings name.
+    pub fn has(&self, settings: &ModelSettings) -> bool {
+        self.wanted(settings).is_some_and(|wanted| {
+            wanted == ProviderKind::Offline || self.configured(wanted).is_some()
+        })
+    }
+
     /// The model name that a call under these settings is billed to.
     pub fn name_for(&self, settings: &ModelSettings) -> String {
-        let wanted = settings.provider.unwrap_or(self.default);
-        if wanted == ModelProvider::Offline {
+        let wanted = self.wanted(settings);
+        if wanted == Some(ProviderKind::Offline) {
             return OFFLINE_MODEL.to_owned();
         }
         settings
             .name
             .clone()
-            .or_else(|| self.configured(wanted)?.model_name.clone())
+            .or_else(|| self.configured(wanted?)?.model_name.clone())
             .unwrap_or_default()
     }
 
@@ -283,7 +315,15 @@ impl Models {
         redact(text, &keys)
     }
 
-    fn configured(&self, provider: ModelProvider) -> Option<&Configured> {
+    /// `None`: no deployment has a provider of this name.
+    fn wanted(&self, settings: &ModelSettings) -> Option<ProviderKind> {
+        match &settings.provider {
+            Some(name) => ProviderKind::named(name),
+            None => Some(self.default),
+        }
+    }
+
+    fn configured(&self, provider: ProviderKind) -> Option<&Configured> {
         self.configured.iter().find(|one| one.provider == provider)
     }
 
@@ -291,40 +331,30 @@ impl Models {
         let mut names: Vec<_> = self
             .configured
             .iter()
-            .map(|one| format!("`{}`", name(one.provider)))
+            .map(|one| format!("`{}`", one.provider.as_str()))
             .collect();
-        names.push(format!("`{}`", name(ModelProvider::Offline)));
+        names.push(format!("`{}`", ProviderKind::Offline.as_str()));
         names.join(", ")
     }
 }
 
-impl From<config::Provider> for ModelProvider {
+impl From<config::Provider> for ProviderKind {
     fn from(provider: config::Provider) -> Self {
         match provider {
-            config::Provider::OpenAi => ModelProvider::OpenAi,
-            config::Provider::Anthropic => ModelProvider::Anthropic,
-            config::Provider::Gemini => ModelProvider::Gemini,
-            config::Provider::Offline => ModelProvider::Offline,
+            config::Provider::OpenAi => ProviderKind::OpenAi,
+            config::Provider::Anthropic => ProviderKind::Anthropic,
+            config::Provider::Gemini => ProviderKind::Gemini,
+            config::Provider::Offline => ProviderKind::Offline,
         }
     }
 }
 
 /// The section of the configuration in which a provider's settings stand.
-fn section(provider: ModelProvider, default: ModelProvider) -> String {
+fn section(provider: ProviderKind, default: ProviderKind) -> String {
     if provider == default {
         "llm".to_owned()
     } else {
-        format!("llm.providers.{}", name(provider))
-    }
-}
-
-/// As in the configuration.
-fn name(provider: ModelProvider) -> &'static str {
-    match provider {
-        ModelProvider::OpenAi => "openai",
-        ModelProvider::Anthropic => "anthropic",
-        ModelProvider::Gemini => "gemini",
-        ModelProvider::Offline => "offline",
+        format!("llm.providers.{}", provider.as_str())
     }
 }
 
@@ -332,17 +362,17 @@ fn name(provider: ModelProvider) -> &'static str {
 mod tests {
     use super::*;
 
-    fn llm(vars: &[(&str, &str)]) -> config::Llm {
+    fn config(vars: &[(&str, &str)]) -> Config {
         let value = |name: &str| {
             let found = vars.iter().find(|(var, _)| *var == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        Config::load(None, value).unwrap().llm
+        Config::load(None, value).unwrap()
     }
 
-    fn asking(provider: Option<ModelProvider>, name: Option<&str>) -> ModelSettings {
+    fn asking(provider: Option<ProviderKind>, name: Option<&str>) -> ModelSettings {
         ModelSettings {
-            provider,
+            provider: provider.map(|kind| kind.as_str().to_owned()),
             name: name.map(str::to_owned),
             ..ModelSettings::default()
         }
@@ -352,7 +382,7 @@ mod tests {
     fn the_configuration_names_the_models() {
         // L-10, P-22
         let own = asking(None, Some("agents-own"));
-        let demo = Models::from_config(&llm(&[])).unwrap();
+        let demo = Models::from_config(&config(&[])).unwrap();
         assert_eq!(demo.name_for(&own), OFFLINE_MODEL);
 
         let one = [
@@ -360,7 +390,7 @@ mod tests {
             ("LLM_MODEL", "m"),
             ("LLM_BASE_URL", "http://localhost:1/v1"),
         ];
-        let models = Models::from_config(&llm(&one)).unwrap();
+        let models = Models::from_config(&config(&one)).unwrap();
         assert_eq!(models.name_for(&ModelSettings::default()), "m");
         assert_eq!(models.name_for(&own), "agents-own");
     }
@@ -368,7 +398,7 @@ mod tests {
     #[test]
     fn several_providers_have_sections_of_their_own() {
         // L-10, P-20
-        let llm = llm(&[
+        let config = config(&[
             ("LLM_PROVIDER", "anthropic"),
             ("LLM_API_KEY", "top"),
             ("LLM_PROVIDERS_ANTHROPIC_API_KEY", "own"),
@@ -376,7 +406,7 @@ mod tests {
             ("LLM_PROVIDERS_GEMINI_API_KEY", "g"),
             ("LLM_PROVIDERS_GEMINI_BASE_URL", "http://h/?key=k"),
         ]);
-        let shown: Vec<_> = ProviderSettings::from_config(&llm)
+        let shown: Vec<_> = ProviderSettings::from_config(&config.llm)
             .iter()
             .map(|settings| {
                 let key = settings.api_key.as_ref().map(|key| key.expose_secret());
@@ -395,8 +425,8 @@ mod tests {
                 r#"gemini http://h Some("g") None"#,
             ]
         );
-        let models = Models::from_config(&llm).unwrap();
-        let gemini = Some(ModelProvider::Gemini);
+        let models = Models::from_config(&config).unwrap();
+        let gemini = Some(ProviderKind::Gemini);
         assert_eq!(models.name_for(&asking(None, None)), "claude");
         assert_eq!(models.name_for(&asking(gemini, Some("g-3"))), "g-3");
     }

@@ -269,6 +269,7 @@ mod tests {
             system: SYSTEM.into(),
             messages,
             tools: vec![tool].into(),
+            output_schema: None,
             cache_key: String::new(),
         }
     }

@@ -8,13 +8,13 @@ mod stream;
 mod wire;
 
 use super::http::{Ask, Format};
-use crate::domain::agent::ModelProvider;
+use crate::domain::model_provider::ProviderKind;
 use reqwest::header::{AUTHORIZATION, HeaderName};
 
 pub struct OpenAi;
 
 impl Format for OpenAi {
-    const PROVIDER: ModelProvider = ModelProvider::OpenAi;
+    const PROVIDER: ProviderKind = ProviderKind::OpenAi;
     const NAME: &'static str = "OpenAI";
     const BASE_URL: &'static str = "https://api.openai.com/v1";
     const HOST: &'static str = "api.openai.com";

@@ -26,16 +26,19 @@ pub enum Work {
     EarlySignals,
     /// Leases that have run out.
     Leases,
+    /// Backfills of delegation profiles.
+    Backfills,
 }
 
 impl Work {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Events,
         Self::Signals,
         Self::Steps,
         Self::Awaits,
         Self::EarlySignals,
         Self::Leases,
+        Self::Backfills,
     ];
 
     /// What processes call it among each other.
@@ -47,6 +50,7 @@ impl Work {
             Self::Awaits => "awaits",
             Self::EarlySignals => "early_signals",
             Self::Leases => "leases",
+            Self::Backfills => "backfills",
         }
     }
 

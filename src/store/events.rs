@@ -51,6 +51,7 @@ pub async fn lock_due_with_tasks_all_workspaces(
             t.agent_id as "agent_id: AgentId", t.agent_version, t.spawn_depth,
             t.root_task_id as "root_task_id: TaskId",
             t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!",
+            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!",
             t.budgeted or exists (select from budgets b where b.workspace_id = t.workspace_id and b.id = t.workspace_id) as "budgeted!"
         from due e
         join tasks t on t.workspace_id = e.workspace_id and t.id = e.task_id

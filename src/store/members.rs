@@ -1,4 +1,4 @@
-//! Local users. Their password hashes leave this module for the log-in only.
+//! Local users. Their password hashes leave this module only to be compared with what somebody has typed.
 
 use super::Error;
 use crate::domain::ids::{MemberId, WorkspaceId};
@@ -131,6 +131,20 @@ pub async fn delete_locked(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+pub async fn password_hash(
+    conn: &mut PgConnection,
+    workspace: WorkspaceId,
+    id: MemberId,
+) -> Result<Option<String>, Error> {
+    Ok(sqlx::query_scalar!(
+        "select password_hash from members where workspace_id = $1 and id = $2",
+        workspace.0,
+        id.0
+    )
+    .fetch_optional(conn)
+    .await?)
 }
 
 /// The account that these names are for. Nobody is logged in yet, so the workspace is found by its slug.

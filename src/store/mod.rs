@@ -7,6 +7,7 @@
 pub mod agents;
 pub mod api_keys;
 pub mod awaits;
+pub mod backfills;
 pub mod budgets;
 pub mod bus;
 pub mod changes;
@@ -20,8 +21,10 @@ pub mod health;
 pub mod idempotency;
 pub mod items;
 pub mod members;
+pub mod model_providers;
 pub mod prompts;
 pub mod queues;
+pub mod sealed;
 pub mod sessions;
 pub mod signals;
 pub mod steps;
@@ -167,7 +170,7 @@ macro_rules! task_state {
 }
 use task_state;
 
-/// What never changes of how a task runs, from a row that has its columns.
+/// How a task runs, from a row that has its columns.
 macro_rules! task_setup {
     ($row:ident) => {
         $crate::store::tasks::Setup {
@@ -179,6 +182,7 @@ macro_rules! task_setup {
             root: $row.root_task_id,
             depth: i32::from($row.spawn_depth),
             delegation_disabled: $row.delegation_disabled,
+            own_models: $row.own_models,
             budgeted: $row.budgeted,
         }
     };

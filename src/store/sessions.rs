@@ -94,15 +94,18 @@ pub async fn delete(
     Ok(())
 }
 
+/// All sessions of the member but this one.
 pub async fn delete_of_member(
     conn: &mut PgConnection,
     workspace: WorkspaceId,
     member: MemberId,
+    but: Option<SessionId>,
 ) -> Result<(), Error> {
     sqlx::query!(
-        "delete from sessions where workspace_id = $1 and member_id = $2",
+        "delete from sessions where workspace_id = $1 and member_id = $2 and id is distinct from $3",
         workspace.0,
-        member.0
+        member.0,
+        but.map(|but| but.0)
     )
     .execute(conn)
     .await?;

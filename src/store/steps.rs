@@ -52,6 +52,7 @@ pub async fn claim_all_workspaces(
             t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
             t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
             t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!",
+            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!",
             t.budgeted or exists (select from budgets b where b.workspace_id = t.workspace_id and b.id = t.workspace_id) as "budgeted!"
         "#,
         worker.0,

@@ -99,7 +99,7 @@ pub async fn lock(conn: &mut PgConnection, keys: &[TaskKey]) -> Result<Vec<TaskS
     Ok(rows.into_iter().map(|r| super::task_state!(r)).collect())
 }
 
-/// What never changes of how a task runs.
+/// How a task runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     pub agent: AgentRef,
@@ -108,6 +108,8 @@ pub struct Setup {
     pub depth: i32,
     /// The task, or one above it, was created with `disable_delegation` (T-9).
     pub delegation_disabled: bool,
+    /// The workspace has model providers of its own (L-10). All else here never changes.
+    pub own_models: bool,
     /// The task, one above it or the workspace has a budget. Of the workspace it is what was there at the claim.
     pub budgeted: bool,
 }
@@ -124,6 +126,7 @@ pub async fn lock_free(
             t.priority, t.last_seq, t.news_seq, t.seen_seq, t.turn, t.decides_left,
             t.agent_workspace_id as "agent_workspace_id: WorkspaceId", t.agent_id as "agent_id: AgentId", t.agent_version,
             t.root_task_id as "root_task_id: TaskId", t.spawn_depth, t.source_metadata @> '{"disable_delegation": true}' as "delegation_disabled!",
+            exists (select from model_providers p where p.workspace_id = t.workspace_id) as "own_models!",
             t.budgeted or exists (select from budgets b where b.workspace_id = t.workspace_id and b.id = t.workspace_id) as "budgeted!"
         from tasks t
         join (select distinct * from unnest($1::uuid[], $2::uuid[]) as k (workspace_id, id)) k

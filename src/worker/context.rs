@@ -1,16 +1,18 @@
 //! Loads what claimed steps need, for all of them with one query per table: their agents with tools and roster, and, at
-//! the same time, the histories.
+//! the same time, the histories and the model providers of the workspaces that have some.
 
 use crate::{
-    domain::task::TaskKey,
-    lifecycle::checkpoint::PromptRecord,
-    llm::{Message, Request, ToolSpec},
+    domain::{ids::WorkspaceId, task::TaskKey},
+    lifecycle::{checkpoint::PromptRecord, model_providers},
+    llm::{Message, ModelError, ProviderSettings, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
     sent::{SentPrompt, history::history},
-    store::{self, items::HistoryItem, steps::Claimed, tasks::Setup},
+    store::{self, items::HistoryItem, model_providers::Sealing, steps::Claimed, tasks::Setup},
     tools::{self, Granted},
+    vault::Vault,
 };
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use sqlx::PgPool;
 use std::{
@@ -31,6 +33,8 @@ pub struct Prepared {
     pub request: Request,
     pub prompt: Arc<PromptRecord>,
     pub seen_seq: i64,
+    /// The workspace's own provider that answers (L-10), or why it can not. `None`: one of the deployment.
+    pub own: Option<Result<ProviderSettings, ModelError>>,
 }
 
 /// Builds contexts. One per process.
@@ -38,12 +42,18 @@ pub struct Loader {
     assembler: Assembler,
     prompts: Arc<Prompts>,
     specs: HashMap<&'static str, ToolSpec>,
+    vault: Arc<Vault>,
     result_chars: usize,
 }
 
 impl Loader {
     /// `max_depth` is `spawn_tasks.max_depth`; `result_chars` caps a tool result in the history.
-    pub fn new(prompts: Arc<Prompts>, max_depth: u32, result_chars: usize) -> Self {
+    pub fn new(
+        prompts: Arc<Prompts>,
+        vault: Arc<Vault>,
+        max_depth: u32,
+        result_chars: usize,
+    ) -> Self {
         let specs = tools::catalogue()
             .into_iter()
             .map(|t| {
@@ -61,6 +71,7 @@ impl Loader {
             assembler: Assembler::with_base_tools(max_depth),
             prompts,
             specs,
+            vault,
             result_chars,
         }
     }
@@ -71,8 +82,11 @@ impl Loader {
         pool: &PgPool,
         steps: &[&Claimed],
     ) -> Result<Vec<Option<Result<Context, PromptError>>>, store::Error> {
-        let (assemblies, mut items) =
-            tokio::try_join!(self.assemblies(pool, steps), histories(pool, steps))?;
+        let (assemblies, mut items, providers) = tokio::try_join!(
+            self.assemblies(pool, steps),
+            histories(pool, steps),
+            own_providers(pool, steps)
+        )?;
         // Children of one call share everything but their message.
         let mut prompts: HashMap<Key, Shared> = HashMap::new();
         let contexts = steps.iter().map(|step| {
@@ -93,7 +107,9 @@ impl Loader {
                     };
                     let items = items.remove(&task).unwrap_or_default();
                     let (messages, seen_seq) = history(&items, self.result_chars);
-                    Some(shared.prepare(assembly, key, messages, seen_seq))
+                    let own = providers.get(&task.workspace);
+                    let own = own.and_then(|own| self.own(task.workspace, own, assembly));
+                    Some(shared.prepare(assembly, key, messages, seen_seq, own))
                 }
             };
             Some(Ok(Context {
@@ -116,6 +132,24 @@ impl Loader {
         self.assembler.assemble_many(&mut conn, &wanted).await
     }
 
+    /// Of the providers of the task's workspace, whoever has lent the agent, the one that answers for it.
+    fn own(
+        &self,
+        workspace: WorkspaceId,
+        providers: &[Sealing],
+        assembly: &Assembly,
+    ) -> Option<Result<ProviderSettings, ModelError>> {
+        let wanted = assembly.definition.model.provider.as_deref();
+        let chosen = model_providers::chosen(providers, wanted)?;
+        let opened = model_providers::open(&self.vault, workspace, chosen);
+        Some(opened.map_err(|reason| {
+            let name = &chosen.provider.name;
+            ModelError::never(format!(
+                "The key of the model provider `{name}` can not be had: {reason}."
+            ))
+        }))
+    }
+
     /// The tool as the model sees it: what an author has bound is not there (D-14).
     fn spec(&self, tool: &Granted) -> Option<ToolSpec> {
         let base = self.specs.get(tool.base)?;
@@ -135,6 +169,7 @@ impl Loader {
             instructions: &assembly.definition.instructions,
             phases: &assembly.definition.phases,
             roster: assembly.roster.as_deref(),
+            output_schema: assembly.definition.output_schema.as_ref(),
         })?;
         let tools: Arc<[ToolSpec]> = assembly
             .tools
@@ -147,6 +182,7 @@ impl Loader {
         Ok(Shared {
             system,
             tools,
+            output_schema: assembly.definition.output_schema.clone().map(Arc::new),
             record: Arc::new(PromptRecord { hash, sections }),
         })
     }
@@ -155,6 +191,7 @@ impl Loader {
 struct Shared {
     system: Arc<str>,
     tools: Arc<[ToolSpec]>,
+    output_schema: Option<Arc<Value>>,
     record: Arc<PromptRecord>,
 }
 
@@ -165,12 +202,14 @@ impl Shared {
         key: Key,
         messages: Vec<Message>,
         seen_seq: i64,
+        own: Option<Result<ProviderSettings, ModelError>>,
     ) -> Prepared {
         let request = Request {
             model: assembly.definition.model.clone(),
             system: self.system.clone(),
             messages,
             tools: self.tools.clone(),
+            output_schema: self.output_schema.clone(),
             cache_key: format!(
                 "{}/{}/{}",
                 key.workspace, key.agent.agent, key.agent.version
@@ -180,8 +219,26 @@ impl Shared {
             request,
             prompt: self.record.clone(),
             seen_seq,
+            own,
         }
     }
+}
+
+/// The providers of the workspaces that have some, for those that decide. Asks nothing where there are none.
+async fn own_providers(
+    pool: &PgPool,
+    steps: &[&Claimed],
+) -> Result<HashMap<WorkspaceId, Vec<Sealing>>, store::Error> {
+    let asking = steps
+        .iter()
+        .filter(|step| step.call.is_none() && step.setup.own_models);
+    let workspaces: HashSet<WorkspaceId> = asking.map(|step| step.claim.key.workspace).collect();
+    if workspaces.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let workspaces: Vec<WorkspaceId> = workspaces.into_iter().collect();
+    let mut conn = pool.acquire().await?;
+    store::model_providers::of_workspaces(&mut conn, &workspaces).await
 }
 
 /// The items of those that decide.

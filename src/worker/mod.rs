@@ -42,7 +42,7 @@ struct Shared {
     hub: Arc<Hub>,
     models: Models,
     loader: Loader,
-    vault: Vault,
+    vault: Arc<Vault>,
     checkpointer: Checkpointer,
     delegations: Delegations,
     held: Arc<Held>,
@@ -90,11 +90,17 @@ impl Worker {
             worker.lease_seconds,
             worker.batch as usize,
         );
+        let vault = Arc::new(Vault::from_config(&config.credentials));
         let delegations =
             Delegations::start(pool.clone(), spawn.max_tree_size, worker.batch as usize);
         let shared = Shared {
-            loader: Loader::new(prompts, spawn.max_depth, config.tools.max_result_chars),
-            vault: Vault::from_config(&config.credentials),
+            loader: Loader::new(
+                prompts,
+                vault.clone(),
+                spawn.max_depth,
+                config.tools.max_result_chars,
+            ),
+            vault,
             held: Arc::default(),
             running: TaskTracker::new(),
             limits: delegation::Limits {

@@ -128,7 +128,11 @@ async fn decide(
     slot: &mut Option<OwnedSemaphorePermit>,
 ) -> Result<Option<Vec<ToolCall>>, Arc<store::Error>> {
     let claim = step.claim;
-    let model = shared.models.name_for(&prepared.request.model);
+    let settings = &prepared.request.model;
+    let model = match &prepared.own {
+        Some(Ok(own)) => own.name_for(settings),
+        Some(Err(_)) | None => shared.models.name_for(settings),
+    };
     let begun = Instant::now();
     let (answer, usage, repeats) = ask(shared, step, prepared, &model).await?;
     let spent = Spent {
@@ -250,7 +254,13 @@ async fn ask(
                 return Ok((Err(Unanswered::Denied(denied)), usage, round));
             }
         }
-        match shared.models.decide(&prepared.request, &on_text).await {
+        let (models, request) = (&shared.models, &prepared.request);
+        let answer = match &prepared.own {
+            None => models.decide(request, &on_text).await,
+            Some(Ok(own)) => models.decide_with(own, request, &on_text).await,
+            Some(Err(reason)) => Err(reason.clone()),
+        };
+        match answer {
             Err(error) => return Ok((Err(Unanswered::Error(error)), usage, round)),
             Ok(decision) => {
                 usage += decision.usage;

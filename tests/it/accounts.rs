@@ -409,6 +409,62 @@ async fn a_new_role_or_password_counts_at_once() {
         .problem(401, "login_failed");
 }
 
+// P-4: a member changes the password, and with it ends every other session; the old one counts no longer.
+#[tokio::test]
+async fn a_member_changes_the_own_password() {
+    let mut config = config();
+    config.limits.login_attempts_per_account_per_minute = 10;
+    let api = Api::start_with(support::database().await, config);
+    let (token, slug, _) = with_ada(&api, "member").await;
+    let (here, elsewhere) = (
+        log_in(&api, &slug, "ada", PASSWORD).await,
+        log_in(&api, &slug, "ada", PASSWORD).await,
+    );
+    let csrf = here.ok()["csrf_token"].as_str().unwrap().to_owned();
+    let (here, elsewhere) = (kept(&here.headers), kept(&elsewhere.headers));
+    let me = async |cookie: &str| {
+        with_cookie(&api, Method::GET, "/api/auth/me", cookie, None, None).await
+    };
+    let path = "/api/auth/password";
+    let change = async |csrf: Option<&str>, old: &str, new: &str| {
+        let body = json!({"old_password": old, "new_password": new});
+        with_cookie(&api, Method::POST, path, &here, csrf, Some(body)).await
+    };
+    let new = "another horse battery";
+    change(None, PASSWORD, new)
+        .await
+        .problem(403, "csrf_failed");
+    for (old, new, path) in [
+        ("wrong horse battery", new, "old_password"),
+        (PASSWORD, "short", "new_password"),
+    ] {
+        let refused = change(Some(&csrf), old, new).await;
+        let problem = refused.problem(422, "invalid_body");
+        assert_eq!(problem["errors"][0]["path"], path);
+        assert!(!refused.text().contains("horse"), "{}", refused.text());
+    }
+    me(&elsewhere).await.ok();
+    assert_eq!(change(Some(&csrf), PASSWORD, new).await.status, 204);
+    me(&here).await.ok();
+    me(&elsewhere).await.problem(401, "unauthenticated");
+    log_in(&api, &slug, "ada", PASSWORD)
+        .await
+        .problem(401, "login_failed");
+    log_in(&api, &slug, "ada", new).await.ok();
+    assert!(!dump(&api).await.contains("horse"));
+    // Who has not logged in has none.
+    let body = json!({"old_password": PASSWORD, "new_password": new});
+    api.post(path, &token, body)
+        .await
+        .problem(409, "no_password");
+    // P-8: nobody finds it by trying.
+    let mut last = None;
+    for _ in 0..12 {
+        last = Some(change(Some(&csrf), "wrong horse battery", new).await);
+    }
+    last.unwrap().problem(429, "rate_limited");
+}
+
 // P-4: the database's clock ends a session, and the cleaning takes it away.
 #[tokio::test]
 async fn a_session_runs_out() {

@@ -1,8 +1,8 @@
 //! T-22, H-42: a stream picks up where the client left off, without a hole and without a repetition.
 
-use crate::http::{Api, agent, item, task, user_message, workspace};
+use crate::http::{Api, agent, item, request, task, user_message, workspace};
 use axum::body::{Body, BodyDataStream};
-use axum::http::{Request, StatusCode, header};
+use axum::http::{HeaderName, Method, Request, StatusCode, header};
 use futures::StreamExt;
 use reconvene::api::auth::{Role, issue};
 use reconvene::domain::ids::{TaskId, WorkspaceId};
@@ -27,8 +27,22 @@ struct Client {
 
 impl Client {
     async fn open(api: &Api, task: TaskId, token: &str, last_event_id: Option<&str>) -> Self {
-        let mut request = Request::get(format!("/api/tasks/{task}/stream"))
-            .header(header::AUTHORIZATION, format!("Bearer {token}"));
+        Self::open_as(
+            api,
+            task,
+            (header::AUTHORIZATION, &format!("Bearer {token}")),
+            last_event_id,
+        )
+        .await
+    }
+
+    async fn open_as(
+        api: &Api,
+        task: TaskId,
+        (name, value): (HeaderName, &str),
+        last_event_id: Option<&str>,
+    ) -> Self {
+        let mut request = Request::get(format!("/api/tasks/{task}/stream")).header(name, value);
         if let Some(id) = last_event_id {
             request = request.header("last-event-id", id);
         }
@@ -358,4 +372,45 @@ async fn many_streams_share_few_connections() {
         assert_eq!(client.ids(1).await, [1]);
     }
     drop(scene);
+}
+
+// P-4, T-22: a stream ends with the session that has opened it, however much there is to tell.
+#[tokio::test]
+async fn a_stream_ends_when_its_session_is_logged_out() {
+    let scene = scene().await;
+    let admin = scene.api.token(scene.workspace, Role::Admin);
+    let member = json!({"username": "ada", "password": "correct horse battery", "role": "member"});
+    scene.api.post("/api/members", &admin, member).await.ok();
+    let slug: String = sqlx::query_scalar("select slug from workspaces where id = $1")
+        .bind(scene.workspace)
+        .fetch_one(&scene.api.pool)
+        .await
+        .unwrap();
+    let body = json!({"workspace": slug, "username": "ada", "password": "correct horse battery"});
+    let entered = scene.api.post("/api/auth/login", "", body).await;
+    let csrf = entered.ok()["csrf_token"].as_str().unwrap().to_owned();
+    let cookie = entered.headers[header::SET_COOKIE].to_str().unwrap();
+    let cookie = cookie.split(';').next().unwrap().to_owned();
+    scene.write(1).await;
+    let mut client = Client::open_as(&scene.api, scene.task, (header::COOKIE, &cookie), None).await;
+    assert_eq!(client.ids(1).await, [1]);
+    let mut leave = request(Method::POST, "/api/auth/logout", "", None);
+    let headers = leave.headers_mut();
+    headers.insert(header::COOKIE, cookie.parse().unwrap());
+    headers.insert("x-csrf-token", csrf.parse().unwrap());
+    assert_eq!(scene.api.send(leave).await.status, 204);
+    let busy = async {
+        loop {
+            scene.write(1).await;
+            scene.api.app.hub.feeds_changed([scene.task]);
+        }
+    };
+    let ended = async { while client.event().await.is_some() {} };
+    let limited = tokio::time::timeout(LIMIT, async {
+        tokio::select! {
+            () = busy => unreachable!("it goes on"),
+            () = ended => {}
+        }
+    });
+    limited.await.expect("the stream ends");
 }

@@ -1,5 +1,7 @@
 //! The commands as an operator's script sees them: exit codes, standard output, messages (P-30).
 
+use crate::support;
+use sqlx::{ConnectOptions, Connection, PgConnection};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -263,6 +265,43 @@ fn listening(status: u16, body: &'static str) -> String {
     address
 }
 
+// L-9: what is stored under a key that is gone shows before a task needs it.
+#[tokio::test]
+async fn doctor_tells_which_keys_of_the_operator_are_missing() {
+    let options = support::fresh_database().await;
+    let url = options.to_url_lossy().to_string();
+    let folder = Folder::new();
+    let key = format!("k1:{}", "0f".repeat(32));
+    let env = [
+        ("DATABASE_URL", url.as_str()),
+        (
+            "AUTH_JWT_SECRET",
+            "a secret for tests, of more than 32 bytes",
+        ),
+    ];
+    let with_key = [env.as_slice(), &[("CREDENTIALS_KEYS", key.as_str())]].concat();
+    let warned = folder.run(&env, &["doctor"]);
+    assert!(expect(&warned, 0).contains("no key to encrypt with"));
+    let fine = folder.run(&with_key, &["doctor"]);
+    assert!(expect(&fine, 0).contains("0 stored values; new ones are under the key `k1`"));
+    let mut conn = PgConnection::connect_with(&options).await.unwrap();
+    let sql = "insert into workspaces (id, slug, name) values (gen_random_uuid(), 'w', 'W');
+        insert into credentials (workspace_id, id, name, key_id, sealed) select id, id, 'a', 'k1', '' from workspaces;
+        insert into credentials (workspace_id, id, name, key_id, sealed)
+            select id, gen_random_uuid(), 'b', 'old', '' from workspaces;
+        insert into model_providers (workspace_id, id, name, kind, is_default, key_id, sealed)
+            select id, id, 'm', 'openai', true, 'old', '' from workspaces;
+        insert into model_providers (workspace_id, id, name, kind, is_default)
+            select id, gen_random_uuid(), 'n', 'openai', false from workspaces";
+    sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
+    let failed = folder.run(&with_key, &["doctor"]);
+    let text = expect(&failed, 1);
+    assert!(
+        text.contains("can not be read: 2 under the key `old`\n"),
+        "{text}"
+    );
+}
+
 #[test]
 fn doctor_tries_every_provider() {
     // P-30, L-10
@@ -293,4 +332,55 @@ fn doctor_tries_every_provider() {
         assert!(text.contains(&told), "{told}: {text}");
     }
     assert!(!text.contains("hush"), "{text}");
+}
+
+#[test]
+fn profiles_are_backfilled_from_the_command_line() {
+    // P-30, A-28
+    let folder = Folder::new();
+    let create = ["workspace", "create", "--slug", "acme", "--name", "Acme"];
+    expect(&folder.run(&[], &create), 0);
+    let backfill = ["backfill-profiles", "--workspace", "acme"];
+    let with = |more: &[&'static str]| folder.run(&[], &[&backfill[..], more].concat());
+
+    // A model that is not there.
+    let nowhere = [
+        ("LLM_PROVIDER", "openai"),
+        ("LLM_MODEL", "m"),
+        ("LLM_BASE_URL", "http://127.0.0.1:1"),
+        ("LLM_MAX_ATTEMPTS", "1"),
+    ];
+    let failed = folder.run(&nowhere, &backfill);
+    assert_eq!(expect(&failed, 1), "0 generated, 0 skipped, 1 failed\n");
+    let told = stderr(&failed);
+    assert!(
+        told.contains("failed    Assistant The model provider"),
+        "{told}"
+    );
+    assert!(
+        told.contains("error: one agent could not be given a profile"),
+        "{told}"
+    );
+
+    let done = with(&[]);
+    assert_eq!(expect(&done, 0), "1 generated, 0 skipped, 0 failed\n");
+    assert!(
+        stderr(&done).contains("generated Assistant"),
+        "{}",
+        stderr(&done)
+    );
+    let again = with(&[]);
+    assert_eq!(expect(&again, 0), "0 generated, 1 skipped, 0 failed\n");
+    let forced: serde_json::Value =
+        serde_json::from_str(expect(&with(&["--force", "--json"]), 0)).unwrap();
+    assert_eq!(
+        (&forced["status"], &forced["generated"]),
+        (&"completed".into(), &1.into())
+    );
+    assert_eq!(forced["items"][0]["status"], "generated");
+
+    let unknown = folder.run(&[], &["backfill-profiles", "--workspace", "nobody"]);
+    expect(&unknown, 4);
+    assert!(stderr(&unknown).contains("nobody"), "{}", stderr(&unknown));
+    expect(&folder.run(&[], &["backfill-profiles"]), 2);
 }

@@ -9,7 +9,10 @@ use reconvene::{
     api::auth::Role,
     config::Config,
     domain::ids::{CredentialId, WorkspaceId},
-    lifecycle::credentials::{Reencrypted, reencrypt, resolve},
+    lifecycle::{
+        credentials::resolve,
+        reencrypt::{Reencrypted, reencrypt},
+    },
     vault::{Vault, VaultError},
 };
 use secrecy::ExposeSecret;

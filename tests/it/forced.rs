@@ -156,6 +156,7 @@ pub async fn setup(pool: &PgPool, claim: &Claim) -> Setup {
         root: TaskId(root),
         depth: depth.into(),
         delegation_disabled: false,
+        own_models: false,
         budgeted: false,
     }
 }

@@ -52,7 +52,7 @@ impl Api {
         let bus = Arc::new(Bus::new(hub.clone(), pool.clone(), roles.clone()));
         let prompts = Arc::new(Prompts::load(None).expect("the compiled-in prompts"));
         let roster = Arc::new(Assembler::with_base_tools(config.spawn_tasks.max_depth));
-        let models = Models::from_config(&config.llm).expect("a usable llm section");
+        let models = Models::from_config(&config).expect("a usable llm section");
         let app = App::new(Parts {
             outage: Arc::new(Outage::new(bus.clone(), &pool)),
             bus,

@@ -7,11 +7,13 @@ mod gemini;
 mod providers;
 
 use crate::stub_llm::{Gate, Reply, StubLlm};
-use reconvene::domain::agent::{ModelProvider, ModelSettings, Reasoning};
+use reconvene::domain::agent::{ModelSettings, Reasoning};
 use reconvene::domain::decision::{Decision, ToolCall, Usage};
+use reconvene::domain::model_provider::ProviderKind;
 use reconvene::llm::{
     Limits, Message, ModelError, Models, ProviderSettings, Request, Retry, ToolSpec,
 };
+use reconvene::net::Reach;
 use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -20,7 +22,7 @@ const KEY: &str = "stub-key-of-the-workspace";
 
 fn settings(stub: &StubLlm) -> ProviderSettings {
     ProviderSettings {
-        provider: ModelProvider::OpenAi,
+        provider: ProviderKind::OpenAi,
         base_url: Some(stub.base_url().to_owned()),
         api_key: Some(KEY.into()),
         model: Some("stub-1".to_owned()),
@@ -31,6 +33,7 @@ const LIMITS: Limits = Limits {
     timeout: Duration::from_secs(20),
     idle_timeout: Duration::from_secs(10),
     max_output_tokens: None,
+    reach: Reach::Everywhere,
 };
 
 fn models(settings: ProviderSettings) -> Models {
@@ -38,7 +41,7 @@ fn models(settings: ProviderSettings) -> Models {
 }
 
 fn models_within(stub: &StubLlm, limits: Limits) -> Models {
-    Models::new(ModelProvider::OpenAi, &[settings(stub)], limits).unwrap()
+    Models::new(ProviderKind::OpenAi, &[settings(stub)], limits).unwrap()
 }
 
 fn request(messages: Vec<Message>) -> Request {
@@ -47,6 +50,7 @@ fn request(messages: Vec<Message>) -> Request {
         system: "You are a test.".into(),
         messages,
         tools: Vec::new().into(),
+        output_schema: None,
         cache_key: "agent-1".to_owned(),
     }
 }
@@ -574,15 +578,15 @@ async fn an_agent_is_told_when_its_provider_is_not_there() {
     // L-10
     let stub = StubLlm::start().await;
     let models = models(settings(&stub));
-    let asking = |provider| Request {
+    let asking = |provider: ProviderKind| Request {
         model: ModelSettings {
-            provider: Some(provider),
+            provider: Some(provider.as_str().to_owned()),
             ..ModelSettings::default()
         },
         ..hello()
     };
     let error = models
-        .decide(&asking(ModelProvider::Gemini), &|_| {})
+        .decide(&asking(ProviderKind::Gemini), &|_| {})
         .await
         .unwrap_err();
     assert_eq!(error.retry, Retry::Never);
@@ -591,13 +595,13 @@ async fn an_agent_is_told_when_its_provider_is_not_there() {
         "{error}"
     );
     let offline = models
-        .decide(&asking(ModelProvider::Offline), &|_| {})
+        .decide(&asking(ProviderKind::Offline), &|_| {})
         .await
         .unwrap();
     assert!(offline.text.contains("offline demo model"));
     assert_eq!(models.name_for(&ModelSettings::default()), "stub-1");
     assert_eq!(
-        models.name_for(&asking(ModelProvider::Offline).model),
+        models.name_for(&asking(ProviderKind::Offline).model),
         "offline-demo"
     );
     assert_eq!(stub.requests().len(), 0);
@@ -607,17 +611,13 @@ async fn an_agent_is_told_when_its_provider_is_not_there() {
 fn settings_that_can_not_work_name_themselves() {
     // P-20
     let whole = ProviderSettings {
-        provider: ModelProvider::OpenAi,
+        provider: ProviderKind::OpenAi,
         base_url: None,
         api_key: Some(KEY.into()),
         model: Some("m".into()),
     };
     let new = |settings: &ProviderSettings| {
-        Models::new(
-            ModelProvider::OpenAi,
-            std::slice::from_ref(settings),
-            LIMITS,
-        )
+        Models::new(ProviderKind::OpenAi, std::slice::from_ref(settings), LIMITS)
     };
     for (settings, setting) in [
         (

@@ -245,8 +245,13 @@ async fn filled() -> (Engine, Gate, TaskId) {
         insert into configured_tools (workspace_id, id, name, base_tool, description, bindings)
             select id, id, 't', 'ask_user', '', '{}' from workspaces;
         insert into configured_tool_credentials select id, id, id from workspaces;
+        insert into model_providers (workspace_id, id, name, kind, is_default, key_id, sealed)
+            select id, id, 'm', 'openai', true, 'k', '' from workspaces;
         insert into budgets (workspace_id, id, tokens_max) select id, id, 1000000000 from workspaces;
-        insert into budget_calls select workspace_id, workspace_id, id, 1, 1, 1 from tasks";
+        insert into budget_calls select workspace_id, workspace_id, id, 1, 1, 1 from tasks;
+        insert into profile_backfills (workspace_id, id, force) select id, id, false from workspaces;
+        insert into profile_backfill_agents (workspace_id, backfill_id, agent_id)
+            select workspace_id, workspace_id, id from agents";
     sqlx::raw_sql(sql).execute(&engine.pool).await.unwrap();
     for (table, count) in rows(&engine.pool).await {
         assert!(count > 0, "{table} is empty");

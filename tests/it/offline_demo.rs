@@ -37,6 +37,7 @@ async fn story(message: &str, roster: &[RosterEntry], output: &str) -> (delegati
         // A heading of the author's own must not be taken for the roster.
         instructions: "# Agents you can delegate to\n\n- Nobody — agent_group_id: 0",
         phases: &[],
+        output_schema: None,
         roster: Some(roster),
     };
     let mut request = Request {
@@ -49,9 +50,10 @@ async fn story(message: &str, roster: &[RosterEntry], output: &str) -> (delegati
             parameters: json!({"type": "object"}),
         }]
         .into(),
+        output_schema: None,
         cache_key: String::new(),
     };
-    let models = Models::from_config(&Config::from_defaults().llm).unwrap();
+    let models = Models::from_config(&Config::from_defaults()).unwrap();
     let decision = models.decide(&request, &|_| {}).await.unwrap();
     let [call] = &decision.calls[..] else {
         panic!("one call: {decision:?}")

@@ -204,7 +204,7 @@ pub fn worker(config: &Config, pool: &PgPool, hub: &Arc<Hub>, shutdown: &Shutdow
         config,
         pool.clone(),
         hub.clone(),
-        Models::from_config(&config.llm).unwrap(),
+        Models::from_config(config).unwrap(),
         Arc::new(Prompts::load(None).unwrap()),
         shutdown.clone(),
     )

@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// A workspace with an admin, and a model behind HTTP.
-struct World {
-    api: Api,
-    llm: StubLlm,
-    home: WorkspaceId,
-    token: String,
+pub struct World {
+    pub api: Api,
+    pub llm: StubLlm,
+    pub home: WorkspaceId,
+    pub token: String,
 }
 
 const PROVIDERS: [Provider; 3] = [Provider::OpenAi, Provider::Anthropic, Provider::Gemini];
@@ -39,11 +39,11 @@ fn of(provider: Provider, llm: &StubLlm) -> Config {
 }
 
 impl World {
-    async fn new(provider: Provider) -> Self {
+    pub async fn new(provider: Provider) -> Self {
         Self::with(provider, |_| {}).await
     }
 
-    async fn with(provider: Provider, set: impl FnOnce(&mut Config)) -> Self {
+    pub async fn with(provider: Provider, set: impl FnOnce(&mut Config)) -> Self {
         let llm = StubLlm::start().await;
         let mut config = of(provider, &llm);
         set(&mut config);
@@ -58,16 +58,16 @@ impl World {
         }
     }
 
-    async fn create(&self, body: Value) -> Value {
+    pub async fn create(&self, body: Value) -> Value {
         self.api.post("/api/agents", &self.token, body).await.ok()
     }
 
-    async fn agent(&self, id: &Value) -> Value {
+    pub async fn agent(&self, id: &Value) -> Value {
         let path = format!("/api/agents/{}", id.as_str().unwrap());
         self.api.get(&path, &self.token).await.ok()
     }
 
-    async fn patch(&self, agent: &Value, change: Value) -> Answer {
+    pub async fn patch(&self, agent: &Value, change: Value) -> Answer {
         let path = format!("/api/agents/{}", agent["id"].as_str().unwrap());
         let revision = agent["revision"].as_i64().unwrap();
         self.send(Method::PATCH, &path, Some(revision), Some(change))
@@ -79,7 +79,7 @@ impl World {
         self.send(Method::POST, &path, revision, None).await
     }
 
-    async fn send(
+    pub async fn send(
         &self,
         method: Method,
         path: &str,
@@ -95,7 +95,7 @@ impl World {
     }
 
     /// What the workspace's default agent is told of others.
-    async fn roster(&self) -> Vec<RosterEntry> {
+    pub async fn roster(&self) -> Vec<RosterEntry> {
         let mut conn = self.api.pool.acquire().await.unwrap();
         let all = agents::list(&mut conn, self.home, None, 1).await.unwrap();
         let assembly = self
@@ -107,11 +107,11 @@ impl World {
     }
 }
 
-fn profile() -> Value {
+pub fn profile() -> Value {
     json!({"description": "Finds grün facts.", "example_input": "Find €."})
 }
 
-fn good() -> Reply {
+pub fn good() -> Reply {
     Reply::text(profile().to_string())
 }
 

@@ -4,10 +4,11 @@
 //! example in the document.
 
 use crate::http::{Answer, Api, agent, group, request, step, task, user_message, workspace};
-use axum::http::Method;
+use axum::http::{HeaderValue, Method, header};
 use reconvene::api::auth::Role;
 use reconvene::domain::ids::{
-    AgentId, ApiKeyId, BatchRunId, ConfiguredToolId, CredentialId, MemberId, TaskId, WorkspaceId,
+    AgentId, ApiKeyId, BackfillId, BatchRunId, ConfiguredToolId, CredentialId, MemberId,
+    ModelProviderId, TaskId, WorkspaceId,
 };
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -28,13 +29,13 @@ const OF_ALL_WORKSPACES: [&str; 5] = [
     "/api/admin/workspaces",
 ];
 
-struct Route {
-    method: Method,
-    path: String,
-    operation: Value,
+pub struct Route {
+    pub method: Method,
+    pub path: String,
+    pub operation: Value,
 }
 
-fn routes() -> Vec<Route> {
+pub fn routes() -> Vec<Route> {
     let document = serde_json::to_value(reconvene::api::document()).unwrap();
     let mut routes = Vec::new();
     for (path, item) in document["paths"].as_object().unwrap() {
@@ -64,7 +65,7 @@ impl Route {
         Some(named.map_or(Role::Member, |role| role.parse().expect("a role")))
     }
 
-    fn parameters(&self, place: &str) -> Vec<String> {
+    pub fn parameters(&self, place: &str) -> Vec<String> {
         let parameters = self.operation["parameters"]
             .as_array()
             .cloned()
@@ -76,7 +77,7 @@ impl Route {
             .collect()
     }
 
-    fn body(&self) -> Option<Value> {
+    pub fn body(&self) -> Option<Value> {
         let schema = &self.operation["requestBody"]["content"]["application/json"]["schema"];
         if schema.is_null() {
             return None;
@@ -126,18 +127,20 @@ fn example(document: &Value, schema: &Value) -> Value {
 }
 
 /// Things of one workspace, one of each kind that a route can name.
-struct Things {
+pub struct Things {
     task: TaskId,
     agent: AgentId,
     batch_run: BatchRunId,
     credential: CredentialId,
     configured_tool: ConfiguredToolId,
     dead_event: i64,
+    model_provider: ModelProviderId,
     member: MemberId,
     api_key: ApiKeyId,
+    backfill: BackfillId,
 }
 
-async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
+pub async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
     let agent = agent(pool, workspace, "default", "Lead").await;
     let task = task(pool, workspace, agent, "A task").await;
     user_message(pool, workspace, task, "hello").await;
@@ -187,6 +190,13 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
     .execute(pool)
     .await
     .unwrap();
+    let model_provider = ModelProviderId::new();
+    sqlx::query("insert into model_providers (workspace_id, id, name, kind, is_default) values ($1, $2, 'm', 'openai', false)")
+        .bind(workspace)
+        .bind(model_provider)
+        .execute(pool)
+        .await
+        .unwrap();
     let dead_event = sqlx::query_scalar(
         "insert into orchestrator_events (workspace_id, task_id, kind, dead_at) values ($1, $2, 'new_message', now())
         returning id",
@@ -212,15 +222,24 @@ async fn things(pool: &PgPool, workspace: WorkspaceId) -> Things {
     .execute(pool)
     .await
     .unwrap();
+    let backfill = BackfillId::new();
+    sqlx::query("insert into profile_backfills (workspace_id, id, force) values ($1, $2, false)")
+        .bind(workspace)
+        .bind(backfill)
+        .execute(pool)
+        .await
+        .unwrap();
     Things {
         task,
         agent,
         batch_run,
         credential,
         configured_tool,
+        model_provider,
         dead_event,
         member,
         api_key,
+        backfill,
     }
 }
 
@@ -232,9 +251,11 @@ impl Things {
             batch_run: BatchRunId::new(),
             credential: CredentialId::new(),
             configured_tool: ConfiguredToolId::new(),
+            model_provider: ModelProviderId::new(),
             dead_event: i64::MAX,
             member: MemberId::new(),
             api_key: ApiKeyId::new(),
+            backfill: BackfillId::new(),
         }
     }
 
@@ -249,12 +270,18 @@ impl Things {
                 Some(self.dead_event.to_string())
             }
             "token" | "key" => Some("guess".to_owned()),
+            "id" if path.starts_with("/api/agents/delegation-profiles/") => {
+                Some(self.backfill.to_string())
+            }
             "id" if path.starts_with("/api/agents/") => Some(self.agent.to_string()),
             "id" if path.starts_with("/api/members/") => Some(self.member.to_string()),
             "id" if path.starts_with("/api/api-keys/") => Some(self.api_key.to_string()),
             "id" if path.starts_with("/api/credentials/") => Some(self.credential.to_string()),
             "id" if path.starts_with("/api/configured-tools/") => {
                 Some(self.configured_tool.to_string())
+            }
+            "id" if path.starts_with("/api/model-providers/") => {
+                Some(self.model_provider.to_string())
             }
             "parentTaskId" | "task_id" | "taskId" => Some(self.task.to_string()),
             "agentGroupId" | "agent_group_id" => Some(self.agent.to_string()),
@@ -264,7 +291,7 @@ impl Things {
     }
 
     /// The path of the route with these things in it.
-    fn path(&self, route: &Route) -> String {
+    pub fn path(&self, route: &Route) -> String {
         let mut path = route.path.clone();
         for name in route.parameters("path") {
             let id = self
@@ -344,7 +371,7 @@ async fn another_workspaces_things_do_not_exist() {
     let api = Api::start().await;
     let (ours, theirs) = (workspace(&api.pool).await, workspace(&api.pool).await);
     let foreign = things(&api.pool, ours).await;
-    things(&api.pool, theirs).await;
+    let mine = things(&api.pool, theirs).await;
     let missing = Things::missing();
     let token = api.token(theirs, Role::Operator);
     let before = state(&api.pool, ours).await;
@@ -389,29 +416,40 @@ async fn another_workspaces_things_do_not_exist() {
                 foreign.api_key.to_string(),
                 foreign.credential.to_string(),
                 foreign.configured_tool.to_string(),
+                foreign.model_provider.to_string(),
                 ours.to_string(),
             ] {
                 assert!(!list.contains(&id), "{name} shows {id}");
             }
         }
     }
-    for field in ["task_id", "agent_group_id"] {
-        let post = async |id: String| {
-            api.post(
-                "/api/chat/message",
-                &token,
-                json!({"message": "hi", field: id}),
-            )
-            .await
-        };
-        let there = post(foreign.id_for("", field).unwrap()).await;
-        there.problem(404, "not_found");
-        assert_eq!(
-            there.text(),
-            post(missing.id_for("", field).unwrap()).await.text()
-        );
+    // Ids in a body: each field that names a thing, of each route.
+    let mut named = Vec::new();
+    for (route, fields) in crate::bodies::routes_with_fields() {
+        for field in fields.iter().filter(|field| field.is_id()) {
+            let field = field.path.as_str();
+            let (Some(id), Some(nothing)) = (
+                foreign.id_for(&route.path, field),
+                missing.id_for(&route.path, field),
+            ) else {
+                continue;
+            };
+            let post = async |id: String| {
+                let mut body = route.body().unwrap();
+                body[field] = json!(id);
+                let path = mine.path(&route);
+                let mut request = request(route.method.clone(), &path, &token, Some(body));
+                let headers = request.headers_mut();
+                headers.insert(header::IF_MATCH, HeaderValue::from_static("1"));
+                api.send(request).await
+            };
+            let there = post(id).await;
+            there.problem(404, "not_found");
+            assert_eq!(there.text(), post(nothing).await.text());
+            named.push(format!("{} {field}", route.path));
+        }
     }
-    // Ids in a body.
+    assert!(named.len() >= 3, "{named:?}");
     let ids = json!({"ids": [foreign.task], "include_subtasks": true});
     let deleted = api.post("/api/tasks/bulk-delete", &token, ids).await;
     assert_eq!(deleted.ok(), json!({"deleted": 0}));

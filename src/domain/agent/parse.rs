@@ -5,11 +5,12 @@
 //! each message tells them.
 
 use super::{
-    AgentDefinition, AgentKind, INSTRUCTIONS_CHARS_MAX, MAX_ITERATIONS_DEFAULT, ModelProvider,
-    ModelSettings, NAME_CHARS_MAX, PROFILE_CHARS_MAX, Phase, Reasoning,
+    AgentDefinition, AgentKind, INSTRUCTIONS_CHARS_MAX, MAX_ITERATIONS_DEFAULT, ModelSettings,
+    NAME_CHARS_MAX, PROFILE_CHARS_MAX, Phase, Reasoning,
 };
 use crate::domain::budget::{Limits, NOTHING};
 use crate::domain::fields::{Fields, InvalidDefinition, Problems};
+use crate::domain::model_provider;
 use serde_json::{Map, Value};
 
 const PHASES_MAX: usize = 50;
@@ -114,15 +115,7 @@ fn read_phase(mut fields: Fields<'_>) -> Phase {
 impl ModelSettings {
     pub(in crate::domain) fn read(mut fields: Fields<'_>) -> Self {
         let model = ModelSettings {
-            provider: fields.choice(
-                "provider",
-                &[
-                    ("openai", ModelProvider::OpenAi),
-                    ("anthropic", ModelProvider::Anthropic),
-                    ("gemini", ModelProvider::Gemini),
-                    ("offline", ModelProvider::Offline),
-                ],
-            ),
+            provider: fields.line("provider", model_provider::NAME_CHARS_MAX),
             name: fields.line("name", MODEL_NAME_CHARS_MAX),
             temperature: fields.number("temperature", 0.0, 2.0),
             max_output_tokens: fields.integer("max_output_tokens", OUTPUT_TOKENS_MAX),

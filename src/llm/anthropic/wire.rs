@@ -3,10 +3,12 @@
 //! The route is strict: roles alternate, so neighbours of one role are one message; results stand first in theirs; no text
 //! is blank; ids of calls are of few characters and never repeat in a conversation, whoever made them (H-24).
 
-use crate::domain::agent::{ModelProvider, Reasoning};
+use crate::domain::agent::Reasoning;
 use crate::domain::decision::ToolCall;
+use crate::domain::model_provider::ProviderKind;
 use crate::llm::http::Ask;
 use crate::llm::names::wire_name;
+use crate::llm::schema::is_closed;
 use crate::llm::{Message, kept};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -34,7 +36,7 @@ pub struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<Thinking>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    output_config: Option<OutputConfig>,
+    output_config: Option<OutputConfig<'a>>,
 }
 
 #[derive(Serialize)]
@@ -103,8 +105,17 @@ struct Thinking {
 }
 
 #[derive(Serialize)]
-struct OutputConfig {
-    effort: &'static str,
+struct OutputConfig<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    effort: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<OutputFormat<'a>>,
+}
+
+#[derive(Serialize)]
+struct OutputFormat<'a> {
+    r#type: &'static str,
+    schema: &'a Value,
 }
 
 impl<'a> Body<'a> {
@@ -127,8 +138,17 @@ impl<'a> Body<'a> {
             last.cache_control = CACHED;
         }
         let generation = Generation::of(ask.model);
-        let (thinking, output_config) =
+        let (thinking, effort) =
             generation.reasoning(request.model.reasoning, max_tokens, is_thought_out);
+        // The route refuses a schema that is not closed.
+        let schema = request.output_schema.as_deref();
+        let schema =
+            schema.filter(|schema| generation.takes_format(ask.model) && is_closed(schema));
+        let format = schema.map(|schema| OutputFormat {
+            r#type: "json_schema",
+            schema,
+        });
+        let output_config = OutputConfig { effort, format };
         let system = (!request.system.trim().is_empty()).then(|| Block {
             content: Content::Text {
                 text: &request.system,
@@ -158,7 +178,8 @@ impl<'a> Body<'a> {
                 .filter(|_| generation.takes_temperature() && thinking.is_none())
                 .map(|temperature| temperature.min(1.0)),
             thinking,
-            output_config,
+            output_config: Some(output_config)
+                .filter(|config| config.effort.is_some() || config.format.is_some()),
         })
     }
 }
@@ -307,7 +328,7 @@ enum Before<'a> {
 }
 
 fn kept_before<'a>(call: &'a ToolCall, model: &str) -> Vec<Before<'a>> {
-    let kept = kept::of(call, ModelProvider::Anthropic, model);
+    let kept = kept::of(call, ProviderKind::Anthropic, model);
     let blocks = kept.and_then(Value::as_array).into_iter().flatten();
     blocks
         .filter_map(|block| Before::deserialize(block).ok())
@@ -367,18 +388,31 @@ impl Generation {
         }
     }
 
+    /// Whether it can be held to a schema while it writes; of other names nothing is known.
+    fn takes_format(self, model: &str) -> bool {
+        let model = model.to_ascii_lowercase();
+        let is_known = ["opus", "sonnet", "haiku"]
+            .iter()
+            .any(|name| model.contains(name));
+        is_known
+            && match self {
+                Self::Foreign => false,
+                Self::Newest => true,
+                Self::Version(major, minor) => (major, minor) >= (4, 5),
+            }
+    }
+
     fn reasoning(
         self,
         wanted: Option<Reasoning>,
         max_tokens: u32,
         is_thought_out: bool,
-    ) -> (Option<Thinking>, Option<OutputConfig>) {
+    ) -> (Option<Thinking>, Option<&'static str>) {
         let (effort, budget) = match wanted {
             None => return (None, None),
             // Not all of those who think by themselves can be told not to; all can be told to do little.
             Some(Reasoning::Disabled) => {
-                let least = OutputConfig { effort: "low" };
-                return (None, self.always_thinks().then_some(least));
+                return (None, self.always_thinks().then_some("low"));
             }
             Some(Reasoning::Low) => ("low", 2048),
             Some(Reasoning::Medium) => ("medium", 8192),
@@ -389,7 +423,7 @@ impl Generation {
                 r#type: "adaptive",
                 budget_tokens: None,
             };
-            return (Some(adaptive), Some(OutputConfig { effort }));
+            return (Some(adaptive), Some(effort));
         }
         // The budget is part of the limit, and half of it is for the answer. A turn that began without thoughts, such as
         // another model's, can not be gone on with by one that has some.

@@ -3,8 +3,9 @@
 //! The results of a turn stand in one content of their own, directly after its calls and as many as those. A call comes
 //! back with the signature it was given; without one, newer models refuse the conversation.
 
-use crate::domain::agent::{ModelProvider, Reasoning};
+use crate::domain::agent::Reasoning;
 use crate::domain::decision::ToolCall;
+use crate::domain::model_provider::ProviderKind;
 use crate::llm::http::Ask;
 use crate::llm::names::wire_name;
 use crate::llm::{Message, kept};
@@ -23,7 +24,7 @@ pub struct Body<'a> {
     contents: Vec<Content<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tools<'a>>,
-    generation_config: GenerationConfig,
+    generation_config: GenerationConfig<'a>,
 }
 
 #[derive(Serialize)]
@@ -88,13 +89,17 @@ struct FunctionDeclaration<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct GenerationConfig {
+struct GenerationConfig<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_output_tokens: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking_config: Option<ThinkingConfig>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_mime_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_json_schema: Option<&'a Value>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -108,6 +113,8 @@ impl<'a> Body<'a> {
     pub fn new(ask: &Ask<'a>) -> serde_json::Result<Self> {
         let request = ask.request;
         let generation = Generation::of(ask.model);
+        let schema = request.output_schema.as_deref();
+        let schema = schema.filter(|_| generation.takes_schema(!request.tools.is_empty()));
         let mut contents: Vec<Content<'a>> = Vec::new();
         for message in &request.messages {
             let (role, parts) = match message {
@@ -157,6 +164,8 @@ impl<'a> Body<'a> {
                     .model
                     .reasoning
                     .and_then(|reasoning| generation.thinking(reasoning)),
+                response_mime_type: schema.map(|_| "application/json"),
+                response_json_schema: schema,
             },
         })
     }
@@ -193,7 +202,7 @@ fn call_part<'a>(
     model: &str,
     generation: Generation,
 ) -> serde_json::Result<Part<'a>> {
-    let kept = kept::of(call, ModelProvider::Gemini, model).and_then(Value::as_str);
+    let kept = kept::of(call, ProviderKind::Gemini, model).and_then(Value::as_str);
     Ok(Part::Call {
         call: FunctionCall {
             id: &call.id,
@@ -264,6 +273,15 @@ impl Generation {
 
     fn wants_signatures(self) -> bool {
         self == Self::Level
+    }
+
+    /// Whether it can be held to a schema of its answer; before the third generation not where it may call tools.
+    fn takes_schema(self, with_tools: bool) -> bool {
+        match self {
+            Self::Foreign | Self::Plain => false,
+            Self::Budget { .. } => !with_tools,
+            Self::Level => true,
+        }
     }
 
     fn thinking(self, reasoning: Reasoning) -> Option<ThinkingConfig> {

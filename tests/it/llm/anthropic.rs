@@ -3,7 +3,7 @@
 use super::providers::{ask_of, settings_of};
 use super::*;
 
-const ANTHROPIC: ModelProvider = ModelProvider::Anthropic;
+const ANTHROPIC: ProviderKind = ProviderKind::Anthropic;
 
 async fn ask_anthropic(reply: Reply) -> Result<Decision, ModelError> {
     ask_of(ANTHROPIC, reply).await
@@ -270,6 +270,53 @@ async fn each_model_is_told_to_think_in_its_own_way() {
         assert_eq!(body["temperature"], temperature, "{model} {reasoning:?}");
     }
     assert_eq!(stub.refusals(), Vec::<String>::new());
+}
+
+// T-16, L-10: who can be held to a schema is; the others have it in their prompt.
+#[tokio::test]
+async fn a_schema_of_the_answer_is_sent_to_models_that_know_such() {
+    let stub = StubLlm::start().await;
+    let models = models(settings_of(ANTHROPIC, &stub));
+    let closed = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"],
+        "additionalProperties": false});
+    let format = json!({"type": "json_schema", "schema": closed});
+    for (model, reasoning, schema, expected) in [
+        (
+            "claude-sonnet-4-5-20250929",
+            None,
+            &closed,
+            json!({"format": format}),
+        ),
+        (
+            "claude-opus-4-7",
+            Some(Reasoning::High),
+            &closed,
+            json!({"effort": "high", "format": format}),
+        ),
+        (
+            "claude-haiku-latest",
+            None,
+            &closed,
+            json!({"format": format}),
+        ),
+        (
+            "claude-sonnet-4-5",
+            None,
+            &json!({"type": "object"}),
+            Value::Null,
+        ),
+        ("claude-opus-4-1", None, &closed, Value::Null),
+        ("claude-fable-5", None, &closed, Value::Null),
+        ("some-sonnet", None, &closed, Value::Null),
+    ] {
+        let mut request = hello();
+        request.model.name = Some(model.into());
+        request.model.reasoning = reasoning;
+        request.output_schema = Some(schema.clone().into());
+        models.decide(&request, &|_| {}).await.unwrap();
+        let body = stub.requests().pop().unwrap().body;
+        assert_eq!(body["output_config"], expected, "{model}");
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use super::providers::{ask_of, settings_of};
 use super::*;
 
-const GEMINI: ModelProvider = ModelProvider::Gemini;
+const GEMINI: ProviderKind = ProviderKind::Gemini;
 
 async fn ask_gemini(reply: Reply) -> Result<Decision, ModelError> {
     ask_of(GEMINI, reply).await
@@ -235,4 +235,37 @@ async fn what_the_database_can_not_hold_is_marked_here_too() {
     let decision = ask_gemini(Reply::events([chunk])).await.unwrap();
     assert_eq!(decision.text, "nul␀ lone\u{fffd}.");
     assert_eq!(decision.calls, [call("a", "t", "{\"k␀\":\"\u{fffd}\"}")]);
+}
+
+// T-16, L-10: who can be held to a schema is; the others have it in their prompt.
+#[tokio::test]
+async fn a_schema_of_the_answer_is_sent_to_models_that_know_such() {
+    let stub = StubLlm::start().await;
+    let models = models(settings_of(GEMINI, &stub));
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    for (model, with_tools, is_sent) in [
+        ("gemini-3-flash", false, true),
+        ("gemini-3-flash", true, true),
+        ("gemini-2.5-flash", false, true),
+        ("gemini-2.5-flash", true, false),
+        ("gemini-2.0-flash", false, false),
+        ("gemma-3-27b-it", false, false),
+    ] {
+        let mut request = hello();
+        request.model.name = Some(model.into());
+        request.output_schema = Some(schema.clone().into());
+        let tool = ToolSpec {
+            name: "send".into(),
+            description: "Sends.".into(),
+            parameters: json!({"type": "object"}),
+        };
+        request.tools = with_tools.then_some(tool).into_iter().collect();
+        models.decide(&request, &|_| {}).await.unwrap();
+        let config = stub.requests().pop().unwrap().body["generationConfig"].clone();
+        let expected = match is_sent {
+            true => json!({"responseMimeType": "application/json", "responseJsonSchema": schema}),
+            false => json!({}),
+        };
+        assert_eq!(config, expected, "{model} {with_tools}");
+    }
 }

@@ -2,17 +2,17 @@
 
 use super::*;
 
-const ALL: [ModelProvider; 3] = [
-    ModelProvider::OpenAi,
-    ModelProvider::Anthropic,
-    ModelProvider::Gemini,
+const ALL: [ProviderKind; 3] = [
+    ProviderKind::OpenAi,
+    ProviderKind::Anthropic,
+    ProviderKind::Gemini,
 ];
 
-pub fn settings_of(provider: ModelProvider, stub: &StubLlm) -> ProviderSettings {
+pub fn settings_of(provider: ProviderKind, stub: &StubLlm) -> ProviderSettings {
     let (base_url, model) = match provider {
-        ModelProvider::OpenAi | ModelProvider::Offline => (stub.base_url(), "stub-1"),
-        ModelProvider::Anthropic => (stub.root(), "claude-sonnet-5"),
-        ModelProvider::Gemini => (stub.root(), "gemini-3-flash"),
+        ProviderKind::OpenAi | ProviderKind::Offline => (stub.base_url(), "stub-1"),
+        ProviderKind::Anthropic => (stub.root(), "claude-sonnet-5"),
+        ProviderKind::Gemini => (stub.root(), "gemini-3-flash"),
     };
     ProviderSettings {
         provider,
@@ -22,7 +22,7 @@ pub fn settings_of(provider: ModelProvider, stub: &StubLlm) -> ProviderSettings 
     }
 }
 
-pub async fn ask_of(provider: ModelProvider, reply: Reply) -> Result<Decision, ModelError> {
+pub async fn ask_of(provider: ProviderKind, reply: Reply) -> Result<Decision, ModelError> {
     let stub = StubLlm::start().await;
     stub.replies([reply]);
     let answer = models(settings_of(provider, &stub))
@@ -115,10 +115,10 @@ async fn missing_and_repeated_ids_are_made_distinct_everywhere() {
 async fn an_answer_at_its_limit_loses_its_last_call_and_says_so() {
     // H-22, T-15
     for (provider, limit) in [
-        (ModelProvider::OpenAi, "length"),
-        (ModelProvider::Anthropic, "max_tokens"),
-        (ModelProvider::Anthropic, "model_context_window_exceeded"),
-        (ModelProvider::Gemini, "MAX_TOKENS"),
+        (ProviderKind::OpenAi, "length"),
+        (ProviderKind::Anthropic, "max_tokens"),
+        (ProviderKind::Anthropic, "model_context_window_exceeded"),
+        (ProviderKind::Gemini, "MAX_TOKENS"),
     ] {
         let two = Reply::text("")
             .and_call("a", "write", r#"{"n":25}"#)
@@ -204,69 +204,69 @@ async fn errors_are_read_in_the_providers_own_form_and_show_no_key() {
     let seven = Retry::After(Some(Duration::from_secs(7)));
     for (provider, reply, status, retry) in [
         (
-            ModelProvider::OpenAi,
+            ProviderKind::OpenAi,
             Reply::status(429, &openai).header("retry-after", "7"),
             429,
             seven,
         ),
         (
-            ModelProvider::Anthropic,
+            ProviderKind::Anthropic,
             Reply::status(429, &anthropic).header("retry-after", "7"),
             429,
             seven,
         ),
         (
-            ModelProvider::Anthropic,
+            ProviderKind::Anthropic,
             Reply::status(529, &anthropic),
             529,
             Retry::After(None),
         ),
         (
-            ModelProvider::Anthropic,
+            ProviderKind::Anthropic,
             Reply::status(400, &anthropic),
             400,
             Retry::Never,
         ),
         (
-            ModelProvider::Gemini,
+            ProviderKind::Gemini,
             Reply::status(429, &google),
             429,
             seven,
         ),
         (
-            ModelProvider::Gemini,
+            ProviderKind::Gemini,
             Reply::status(503, &format!("[{google}]")),
             503,
             seven,
         ),
         (
-            ModelProvider::Gemini,
+            ProviderKind::Gemini,
             Reply::status(403, &google),
             403,
             Retry::Never,
         ),
         // The same inside a stream, or a body, that had begun with 200.
-        (ModelProvider::Gemini, Reply::events([&google]), 429, seven),
+        (ProviderKind::Gemini, Reply::events([&google]), 429, seven),
         (
-            ModelProvider::Gemini,
+            ProviderKind::Gemini,
             Reply::status(200, &google),
             429,
             seven,
         ),
         (
-            ModelProvider::Anthropic,
+            ProviderKind::Anthropic,
             Reply::chunks([format!("event: error\ndata: {anthropic}\n\n")]),
             529,
             Retry::After(None),
         ),
         (
-            ModelProvider::Anthropic,
+            ProviderKind::Anthropic,
             Reply::events([&anthropic]),
             529,
             Retry::After(None),
         ),
         (
-            ModelProvider::Anthropic,
+            ProviderKind::Anthropic,
             Reply::status(200, &anthropic),
             529,
             Retry::After(None),
@@ -288,16 +288,16 @@ async fn an_agent_names_one_of_several_providers() {
     // L-10
     let stub = StubLlm::start().await;
     let all: Vec<_> = [
-        ModelProvider::Anthropic,
-        ModelProvider::OpenAi,
-        ModelProvider::Gemini,
+        ProviderKind::Anthropic,
+        ProviderKind::OpenAi,
+        ProviderKind::Gemini,
     ]
     .map(|provider| settings_of(provider, &stub))
     .into();
-    let models = Models::new(ModelProvider::Anthropic, &all, LIMITS).unwrap();
-    let asking = |provider, name: Option<&str>| Request {
+    let models = Models::new(ProviderKind::Anthropic, &all, LIMITS).unwrap();
+    let asking = |provider: Option<ProviderKind>, name: Option<&str>| Request {
         model: ModelSettings {
-            provider,
+            provider: provider.map(|kind| kind.as_str().to_owned()),
             name: name.map(str::to_owned),
             ..ModelSettings::default()
         },
@@ -306,17 +306,17 @@ async fn an_agent_names_one_of_several_providers() {
     for (request, uri, billed) in [
         (asking(None, None), "/v1/messages", "claude-sonnet-5"),
         (
-            asking(Some(ModelProvider::OpenAi), None),
+            asking(Some(ProviderKind::OpenAi), None),
             "/v1/chat/completions",
             "stub-1",
         ),
         (
-            asking(Some(ModelProvider::Gemini), None),
+            asking(Some(ProviderKind::Gemini), None),
             "/v1beta/models/gemini-3-flash:streamGenerateContent?alt=sse",
             "gemini-3-flash",
         ),
         (
-            asking(Some(ModelProvider::Gemini), Some("gemini-4")),
+            asking(Some(ProviderKind::Gemini), Some("gemini-4")),
             "/v1beta/models/gemini-4:streamGenerateContent?alt=sse",
             "gemini-4",
         ),
@@ -329,19 +329,19 @@ async fn an_agent_names_one_of_several_providers() {
     // A further provider need not name a model; then the agent must.
     let nameless = ProviderSettings {
         model: None,
-        ..settings_of(ModelProvider::Gemini, &stub)
+        ..settings_of(ProviderKind::Gemini, &stub)
     };
-    let both = [settings_of(ModelProvider::OpenAi, &stub), nameless];
-    let models = Models::new(ModelProvider::OpenAi, &both, LIMITS).unwrap();
+    let both = [settings_of(ProviderKind::OpenAi, &stub), nameless];
+    let models = Models::new(ProviderKind::OpenAi, &both, LIMITS).unwrap();
     let before = stub.arrived();
     let error = models
-        .decide(&asking(Some(ModelProvider::Gemini), None), &|_| {})
+        .decide(&asking(Some(ProviderKind::Gemini), None), &|_| {})
         .await
         .unwrap_err();
     assert_eq!(error.retry, Retry::Never);
     assert!(error.message.contains("name a model"), "{error}");
     let error = models
-        .decide(&asking(Some(ModelProvider::Anthropic), None), &|_| {})
+        .decide(&asking(Some(ProviderKind::Anthropic), None), &|_| {})
         .await
         .unwrap_err();
     assert!(
@@ -355,10 +355,10 @@ async fn an_agent_names_one_of_several_providers() {
 async fn settings_may_come_with_the_request() {
     // L-10: as a workspace's own will.
     let stub = StubLlm::start().await;
-    let demo = Models::from_config(&reconvene::config::Config::from_defaults().llm).unwrap();
+    let demo = Models::new(ProviderKind::Offline, &[], LIMITS).unwrap();
     let own = ProviderSettings {
         api_key: Some("key-of-a-workspace".into()),
-        ..settings_of(ModelProvider::Anthropic, &stub)
+        ..settings_of(ProviderKind::Anthropic, &stub)
     };
     let decision = demo.decide_with(&own, &hello(), &|_| {}).await.unwrap();
     assert_eq!(decision.text, "ok");
@@ -386,9 +386,9 @@ async fn settings_may_come_with_the_request() {
 fn a_providers_own_host_needs_a_key() {
     // P-20
     for (provider, section) in [
-        (ModelProvider::OpenAi, "llm.providers.openai.api_key"),
-        (ModelProvider::Anthropic, "llm.providers.anthropic.api_key"),
-        (ModelProvider::Gemini, "llm.providers.gemini.api_key"),
+        (ProviderKind::OpenAi, "llm.providers.openai.api_key"),
+        (ProviderKind::Anthropic, "llm.providers.anthropic.api_key"),
+        (ProviderKind::Gemini, "llm.providers.gemini.api_key"),
     ] {
         let settings = ProviderSettings {
             provider,
@@ -398,7 +398,7 @@ fn a_providers_own_host_needs_a_key() {
         };
         let new = |default| Models::new(default, std::slice::from_ref(&settings), LIMITS);
         assert_eq!(new(provider).err().unwrap().setting, "llm.api_key");
-        let other = new(ModelProvider::Offline).err().unwrap();
+        let other = new(ProviderKind::Offline).err().unwrap();
         assert_eq!(other.setting, section);
     }
 }

@@ -114,8 +114,8 @@ fn every_problem_names_its_path() {
             "model: expected an object, got a string",
         ),
         (
-            json!({"name": "A", "model": {"provider": "acme"}}),
-            "model.provider: expected one of openai, anthropic, gemini, offline",
+            json!({"name": "A", "model": {"provider": 1}}),
+            "model.provider: expected a string, got a number",
         ),
         (
             json!({"name": "A", "model": {"temperature": 2.1}}),

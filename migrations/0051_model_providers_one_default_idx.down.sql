@@ -1,0 +1,3 @@
+set local lock_timeout = '500ms';
+
+drop index model_providers_one_default_idx;
