@@ -260,7 +260,8 @@ impl Hub {
         }
     }
 
-    fn is_watched_elsewhere(&self, task: TaskId) -> bool {
+    /// Whether another process has said that it follows the task.
+    pub fn is_watched_elsewhere(&self, task: TaskId) -> bool {
         self.has_peers.load(Ordering::Relaxed)
             && lock(&self.remote)
                 .get(&task)

@@ -31,6 +31,7 @@ pub struct Process {
     options: PgConnectOptions,
     commands: Option<mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
+    pub hub: Arc<Hub>,
 }
 
 enum Command {
@@ -80,17 +81,19 @@ impl Process {
         let name = format!("process-{}", fastrand::u32(..));
         let options = (*pool.connect_options()).clone().application_name(&name);
         let its_options = options.clone();
+        let its_hub = hub.clone();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .unwrap();
-            runtime.block_on(live(config, hub, its_options, roles, commands));
+            runtime.block_on(live(config, its_hub, its_options, roles, commands));
         });
         Self {
             options,
             commands: Some(sender),
             thread: Some(thread),
+            hub,
         }
     }
 
