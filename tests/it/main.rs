@@ -43,6 +43,7 @@ mod migrations;
 mod model;
 mod model_providers;
 mod offline_demo;
+mod outputs;
 mod overload;
 mod pairs;
 mod process;
