@@ -214,7 +214,7 @@ impl Profiles {
 }
 
 /// Who writes profiles. Without settings of their own the deployment's model does, or Gemini's small one at Gemini.
-fn model(own: &DelegationProfiles, deployment: Provider) -> ModelSettings {
+pub fn model(own: &DelegationProfiles, deployment: Provider) -> ModelSettings {
     let provider = own.provider.unwrap_or(deployment);
     let gemini = (provider == Provider::Gemini).then(|| GEMINI_MODEL.to_owned());
     ModelSettings {
