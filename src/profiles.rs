@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 const GEMINI_MODEL: &str = "gemini-2.5-flash";
 /// Tokens of one answer, which is two short texts.
 const OUTPUT_TOKENS_MAX: u32 = 1_024;
+/// The same with room for thoughts.
+const THINKING_TOKENS_MAX: u32 = 8 * OUTPUT_TOKENS_MAX;
 /// Characters of the instructions, those of phases included, that the model is shown.
 const INSTRUCTIONS_CHARS_MAX: usize = 20_000;
 const TOOL_CHARS_MAX: usize = 300;
@@ -190,9 +192,11 @@ impl Profiles {
             };
             let told = &error.message;
             match error.retry {
-                // Models that can not think refuse to be told not to.
+                // Models that can not think, and those that can not do otherwise, refuse to be told not to.
                 Retry::Never if error.status == Some(400) && request.model.reasoning.is_some() => {
                     request.model.reasoning = None;
+                    // One that can not stop thinking does so at the cost of its answer.
+                    request.model.max_output_tokens = Some(THINKING_TOKENS_MAX);
                 }
                 Retry::Never => return Err(ProfileError::NotWritten(told.clone())),
                 Retry::After(hint) => {
@@ -214,7 +218,7 @@ impl Profiles {
 }
 
 /// Who writes profiles. Without settings of their own the deployment's model does, or Gemini's small one at Gemini.
-fn model(own: &DelegationProfiles, deployment: Provider) -> ModelSettings {
+pub fn model(own: &DelegationProfiles, deployment: Provider) -> ModelSettings {
     let provider = own.provider.unwrap_or(deployment);
     let gemini = (provider == Provider::Gemini).then(|| GEMINI_MODEL.to_owned());
     ModelSettings {

@@ -5,10 +5,10 @@
 
 use super::App;
 use super::auth::{AdminCaller, Caller};
-use super::cursor::Cursor;
 use super::error::{Error, FieldError, Problem, field_errors};
-use super::extract::{FromQuery, Json, Path, Query, QueryReader};
+use super::extract::{Json, Path, Query};
 use super::if_match::IfMatch;
+use super::page::Page;
 use crate::domain::agent::{AgentDefinition, AgentKind, ModelSettings, Phase, Template};
 use crate::domain::ids::{AgentId, WorkspaceId};
 use crate::lifecycle::agents::{self as lifecycle, EditError};
@@ -20,13 +20,11 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 const LIST: &str = "agents";
-const PAGE_DEFAULT: u32 = 50;
-const PAGE_MAX: u32 = 100;
 
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -120,32 +118,6 @@ pub struct NewAgent {
     pub draft: bool,
 }
 
-#[derive(IntoParams)]
-#[into_params(parameter_in = Query)]
-struct Page {
-    /// `next_cursor` of the page before.
-    #[param(value_type = Option<String>)]
-    cursor: Option<AgentId>,
-    /// 1 to 100.
-    #[param(default = 50, minimum = 1, maximum = 100)]
-    limit: u32,
-}
-
-impl FromQuery for Page {
-    fn from_query(query: &mut QueryReader) -> Self {
-        let expected = "the next_cursor of another page of this list";
-        let text: Option<String> = query.optional("cursor", expected);
-        let cursor = text.as_deref().and_then(|text| Cursor::decode(text, LIST));
-        if text.is_some() && cursor.is_none() {
-            query.refuse("cursor", format!("must be {expected}"));
-        }
-        Page {
-            cursor: cursor.map(|cursor| AgentId(cursor.id)),
-            limit: query.limit(PAGE_DEFAULT, PAGE_MAX),
-        }
-    }
-}
-
 /// List the workspace's agents
 ///
 /// In order of creation.
@@ -163,19 +135,9 @@ async fn list_agents(
     Query(page): Query<Page>,
 ) -> Result<Json<AgentPage>, Error> {
     let mut conn = app.pool.acquire().await.map_err(store::Error::from)?;
-    let limit = page.limit as usize;
-    let wanted = i64::from(page.limit) + 1;
-    let mut agents = store::agents::list(&mut conn, caller.workspace, page.cursor, wanted).await?;
-    let more = agents.len() > limit;
-    agents.truncate(limit);
-    let next_cursor = agents.last().filter(|_| more).map(|last| {
-        Cursor {
-            list: LIST.to_owned(),
-            id: last.id.0,
-            key: String::new(),
-        }
-        .encode()
-    });
+    let after = page.after(LIST)?.map(AgentId);
+    let agents = store::agents::list(&mut conn, caller.workspace, after, page.wanted()).await?;
+    let (agents, next_cursor) = page.cut(LIST, agents, |agent| agent.id.0);
     let items = agents.into_iter().map(AgentView::from).collect();
     Ok(Json(AgentPage { items, next_cursor }))
 }

@@ -4,7 +4,7 @@ use super::App;
 use super::auth::AdminCaller;
 use super::error::Error;
 use super::extract::{Json, Path, Query};
-use super::paging::Page;
+use super::page::Page;
 use crate::domain::ids::ApiKeyId;
 use crate::domain::member::check_key_name;
 use crate::domain::role::Role;
@@ -103,8 +103,8 @@ async fn list_api_keys(
 ) -> Result<Json<ApiKeyPage>, Error> {
     let after = page.after(LIST)?.map(ApiKeyId);
     let mut conn = app.pool.acquire().await.map_err(store::Error::from)?;
-    let mut keys = store::api_keys::list(&mut conn, caller.workspace, after, page.wanted()).await?;
-    let next_cursor = page.cut(&mut keys, LIST, |key| key.id.0);
+    let keys = store::api_keys::list(&mut conn, caller.workspace, after, page.wanted()).await?;
+    let (keys, next_cursor) = page.cut(LIST, keys, |key| key.id.0);
     let items = keys.into_iter().map(ApiKeyView::from).collect();
     Ok(Json(ApiKeyPage { items, next_cursor }))
 }

@@ -6,9 +6,9 @@
 
 use super::App;
 use super::auth::{AdminCaller, Caller};
-use super::cursor::Cursor;
-use super::error::{Error, FieldError};
+use super::error::Error;
 use super::extract::{FromQuery, Json, Path, Query, QueryReader};
+use super::page::Page;
 use crate::domain::agent::RosterLines;
 use crate::domain::credential::blank_out;
 use crate::domain::decision::{RawCall, ToolCall, Usage};
@@ -31,8 +31,6 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 const LIST: &str = "decision-logs";
-const PAGE: u32 = 50;
-const PAGE_MAX: u32 = 100;
 
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -160,30 +158,15 @@ pub struct AnswerView {
 
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
-#[allow(dead_code, reason = "the document's side of `DecisionLogQuery`")]
-struct DecisionLogParams {
-    /// Only those of this task.
+struct Filter {
+    /// Only those of this task. The next page wants it again.
     task_id: Option<TaskId>,
-    /// `next_cursor` of the page before. Keep `task_id` as it was.
-    cursor: Option<String>,
-    /// 1 to 100, default 50.
-    #[param(minimum = 1, maximum = 100)]
-    limit: Option<u32>,
 }
 
-struct DecisionLogQuery {
-    task: Option<TaskId>,
-    cursor: Option<String>,
-    limit: u32,
-}
-
-impl FromQuery for DecisionLogQuery {
+impl FromQuery for (Filter, Page) {
     fn from_query(query: &mut QueryReader) -> Self {
-        Self {
-            task: query.optional("task_id", "an id"),
-            cursor: query.optional("cursor", "text"),
-            limit: query.limit(PAGE, PAGE_MAX),
-        }
+        let task_id = query.optional("task_id", "an id");
+        (Filter { task_id }, Page::from_query(query))
     }
 }
 
@@ -196,51 +179,27 @@ impl FromQuery for DecisionLogQuery {
     path = "/api/admin/decision-logs",
     tag = "admin",
     security(("bearer" = ["admin"])),
-    params(DecisionLogParams),
+    params(Filter, Page),
     responses((status = 200, body = DecisionLogPage))
 )]
 async fn list_decision_logs(
     State(app): State<App>,
     AdminCaller(caller): AdminCaller,
-    Query(query): Query<DecisionLogQuery>,
+    Query((filter, page)): Query<(Filter, Page)>,
 ) -> Result<Json<DecisionLogPage>, Error> {
-    let after = match &query.cursor {
-        None => None,
-        Some(text) => Some(after(text)?),
-    };
+    let after = page.after_key(LIST, |task, turn| {
+        let (task, turn) = (TaskId(task), turn.parse().ok()?);
+        Some(DecisionKey { task, turn })
+    })?;
     let mut conn = app.pool.acquire().await.map_err(store::Error::from)?;
-    let limit = query.limit as usize;
-    let wanted = limit as i64 + 1;
-    let mut rows =
-        decision_logs::list(&mut conn, caller.workspace, query.task, after, wanted).await?;
-    let more = rows.len() > limit;
-    rows.truncate(limit);
-    let next_cursor = rows.last().filter(|_| more).map(|last| {
-        let cursor = Cursor {
-            list: LIST.to_owned(),
-            id: last.key.task.0,
-            key: last.key.turn.to_string(),
-        };
-        cursor.encode()
-    });
+    let (workspace, wanted) = (caller.workspace, page.wanted());
+    let rows = decision_logs::list(&mut conn, workspace, filter.task_id, after, wanted).await?;
+    let (rows, next_cursor) =
+        page.cut_by_key(LIST, rows, |row| (row.key.task.0, row.key.turn.to_string()));
     Ok(Json(DecisionLogPage {
         items: rows.into_iter().map(DecisionLog::from).collect(),
         next_cursor,
     }))
-}
-
-fn after(text: &str) -> Result<DecisionKey, Error> {
-    let cursor = Cursor::decode(text, LIST);
-    let key = cursor.and_then(|cursor| {
-        Some(DecisionKey {
-            task: TaskId(cursor.id),
-            turn: cursor.key.parse().ok()?,
-        })
-    });
-    key.ok_or_else(|| {
-        let reason = "must be the next_cursor of another page of this list";
-        Error::InvalidQuery(vec![FieldError::new("cursor", reason)])
-    })
 }
 
 /// See a decision log

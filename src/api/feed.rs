@@ -43,6 +43,8 @@ pub enum FeedContent {
     },
     /// The consolidated outcome of a group of waits.
     ResumeMessage { group_id: GroupId, text: String },
+    /// The answer before it does not fit the agent's `output_schema`: what the model is told of that.
+    RepairMessage { turn: i32, text: String },
     ToolCall {
         turn: i32,
         call_id: String,
@@ -105,6 +107,7 @@ impl FeedContent {
             Self::UserMessage { .. } => "user_message",
             Self::AssistantMessage { .. } => "assistant_message",
             Self::ResumeMessage { .. } => "resume_message",
+            Self::RepairMessage { .. } => "repair_message",
             Self::ToolCall { .. } => "tool_call",
             Self::ToolResult { .. } => "tool_result",
             Self::Delegation { .. } => "delegation",
@@ -287,6 +290,10 @@ impl Around {
             }
             "resume_message" => FeedContent::ResumeMessage {
                 group_id: GroupId(row.id.0),
+                text: row.text.unwrap_or_default(),
+            },
+            "repair_message" => FeedContent::RepairMessage {
+                turn,
                 text: row.text.unwrap_or_default(),
             },
             "tool_call" => self.tool_call(turn, data(&row)),

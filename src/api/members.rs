@@ -4,7 +4,7 @@ use super::App;
 use super::auth::AdminCaller;
 use super::error::{Error, Problem};
 use super::extract::{Json, Path, Query};
-use super::paging::Page;
+use super::page::Page;
 use super::secret;
 use crate::domain::ids::MemberId;
 use crate::domain::member::Username;
@@ -103,9 +103,8 @@ async fn list_members(
 ) -> Result<Json<MemberPage>, Error> {
     let after = page.after(LIST)?.map(MemberId);
     let mut conn = app.pool.acquire().await.map_err(store::Error::from)?;
-    let mut members =
-        store::members::list(&mut conn, caller.workspace, after, page.wanted()).await?;
-    let next_cursor = page.cut(&mut members, LIST, |member| member.id.0);
+    let members = store::members::list(&mut conn, caller.workspace, after, page.wanted()).await?;
+    let (members, next_cursor) = page.cut(LIST, members, |member| member.id.0);
     let items = members.into_iter().map(MemberView::from).collect();
     Ok(Json(MemberPage { items, next_cursor }))
 }

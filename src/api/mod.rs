@@ -28,7 +28,6 @@ pub mod model_providers;
 mod openapi;
 pub mod outage;
 mod page;
-mod paging;
 mod profiles;
 pub mod rate;
 mod replay;

@@ -1,4 +1,4 @@
-//! One page of a list that is ordered by id, which is the order of creation.
+//! One page of a list: where it begins, how long it is, and where the next one begins.
 
 use super::cursor::Cursor;
 use super::error::{Error, FieldError};
@@ -31,14 +31,23 @@ impl FromQuery for Page {
 impl Page {
     /// The last row of the page before.
     pub fn after(&self, list: &str) -> Result<Option<Uuid>, Error> {
+        self.after_key(list, |id, _| Some(id))
+    }
+
+    /// The same in a list whose order takes more than an id. `read` makes a row's place of its id and key.
+    pub fn after_key<P>(
+        &self,
+        list: &str,
+        read: impl FnOnce(Uuid, &str) -> Option<P>,
+    ) -> Result<Option<P>, Error> {
         let Some(text) = &self.cursor else {
             return Ok(None);
         };
-        let cursor = Cursor::decode(text, list).ok_or_else(|| {
-            let reason = "must be the next_cursor of another page of this list";
-            Error::InvalidQuery(vec![FieldError::new("cursor", reason)])
-        })?;
-        Ok(Some(cursor.id))
+        let place = Cursor::decode(text, list).and_then(|cursor| read(cursor.id, &cursor.key));
+        let reason = "must be the next_cursor of another page of this list";
+        place
+            .map(Some)
+            .ok_or_else(|| Error::InvalidQuery(vec![FieldError::new("cursor", reason)]))
     }
 
     /// Rows to read: one more than are shown, which tells whether there is a next page.
@@ -50,19 +59,26 @@ impl Page {
     pub fn cut<T>(
         &self,
         list: &str,
-        mut rows: Vec<T>,
+        rows: Vec<T>,
         id: impl Fn(&T) -> Uuid,
+    ) -> (Vec<T>, Option<String>) {
+        self.cut_by_key(list, rows, |row| (id(row), String::new()))
+    }
+
+    /// The same for [`Page::after_key`].
+    pub fn cut_by_key<T>(
+        &self,
+        list: &str,
+        mut rows: Vec<T>,
+        place: impl Fn(&T) -> (Uuid, String),
     ) -> (Vec<T>, Option<String>) {
         let limit = self.limit as usize;
         let more = rows.len() > limit;
         rows.truncate(limit);
         let next = rows.last().filter(|_| more).map(|last| {
-            Cursor {
-                list: list.to_owned(),
-                id: id(last),
-                key: String::new(),
-            }
-            .encode()
+            let (id, key) = place(last);
+            let list = list.to_owned();
+            Cursor { list, id, key }.encode()
         });
         (rows, next)
     }

@@ -4,7 +4,7 @@ use super::App;
 use super::auth::OperatorCaller;
 use super::error::{Error, Problem};
 use super::extract::{Json, Query};
-use super::paging::Page;
+use super::page::Page;
 use super::secret;
 use crate::domain::ids::{MemberId, WorkspaceId};
 use crate::domain::member::Username;
@@ -106,8 +106,8 @@ async fn list_workspaces(
 ) -> Result<Json<WorkspacePage>, Error> {
     let after = page.after(LIST)?.map(WorkspaceId);
     let mut conn = app.pool.acquire().await.map_err(store::Error::from)?;
-    let mut found = store::workspaces::list_all(&mut conn, after, page.wanted()).await?;
-    let next_cursor = page.cut(&mut found, LIST, |workspace| workspace.id.0);
+    let found = store::workspaces::list_all(&mut conn, after, page.wanted()).await?;
+    let (found, next_cursor) = page.cut(LIST, found, |workspace| workspace.id.0);
     let items = found.into_iter().map(WorkspaceView::from).collect();
     Ok(Json(WorkspacePage { items, next_cursor }))
 }

@@ -7,6 +7,7 @@ use super::database::{self, Database};
 use super::{migrate, one_line};
 use crate::config::{Algorithm, Config, ConfigError, Provider};
 use crate::llm::ProviderSettings;
+use crate::profiles;
 use crate::store;
 use crate::vault::Vault;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -291,34 +292,63 @@ async fn models(config: &Config) -> Vec<Check> {
     }
     let providers = ProviderSettings::from_config(&config.llm);
     let default = config.llm.provider.as_str();
-    checks.extend(
-        join_all(
-            providers
-                .iter()
-                .map(|settings| ask_provider(settings, default)),
-        )
-        .await,
-    );
+    let asked = providers.iter().map(|settings| Asked {
+        check: "model",
+        model_setting: format!("{}.model", section(settings, default)),
+        settings: settings.clone(),
+    });
+    let asked = asked.chain(profile_writer(config, &providers));
+    checks.extend(join_all(asked.map(|asked| ask_provider(asked, default))).await);
     checks
 }
 
+/// A model that is to be there.
+struct Asked {
+    check: &'static str,
+    settings: ProviderSettings,
+    model_setting: String,
+}
+
+/// The model that writes delegation profiles, if it is none of those that are asked for anyway.
+fn profile_writer(config: &Config, providers: &[ProviderSettings]) -> Option<Asked> {
+    let writer = profiles::model(&config.delegation_profiles, config.llm.provider);
+    let of_provider =
+        |settings: &&ProviderSettings| writer.provider.as_deref() == Some(settings.provider_name());
+    let settings = providers.iter().find(of_provider)?;
+    let is_another = writer.name.is_some() && writer.name != settings.model;
+    is_another.then(|| Asked {
+        check: "profiles",
+        model_setting: "delegation_profiles.model".to_owned(),
+        settings: ProviderSettings {
+            model: writer.name,
+            ..settings.clone()
+        },
+    })
+}
+
+/// Where a provider's settings stand.
+fn section(settings: &ProviderSettings, default: &str) -> String {
+    match settings.provider_name() {
+        provider if provider == default => "llm".to_owned(),
+        provider => format!("llm.providers.{provider}"),
+    }
+}
+
 /// Lists the models: it costs nothing and needs address and key to be right.
-async fn ask_provider(settings: &ProviderSettings, default: &str) -> Check {
+async fn ask_provider(asked: Asked, default: &str) -> Check {
+    let Asked {
+        check,
+        settings,
+        model_setting,
+    } = &asked;
     let (base, provider) = (settings.address(), settings.provider_name());
-    let section = if provider == default {
-        "llm".to_owned()
-    } else {
-        format!("llm.providers.{provider}")
-    };
-    let setting = |leaf: &str| {
-        let path = format!("{section}.{leaf}");
-        format!("{path} ({})", Config::variable(&path))
-    };
+    let named = |path: &str| format!("{path} ({})", Config::variable(path));
+    let setting = |leaf: &str| named(&format!("{}.{leaf}", section(settings, default)));
     let (url, headers) = match settings.list_of_models() {
         Ok(request) => request,
         Err(err) => {
             return Check::failed(
-                "model",
+                check,
                 format!("{provider}: {}", err.reason),
                 format!("set {}", setting(&err.setting)),
             );
@@ -342,7 +372,7 @@ async fn ask_provider(settings: &ProviderSettings, default: &str) -> Check {
         Ok(answer) => answer,
         Err(err) => {
             return Check::failed(
-                "model",
+                check,
                 format!("{base} does not answer: {}", one_line(&err.without_url())),
                 format!(
                     "check {}, the network, and that the model server runs",
@@ -362,28 +392,28 @@ async fn ask_provider(settings: &ProviderSettings, default: &str) -> Check {
     };
     match (status.as_u16(), is_listed) {
         (401 | 403, _) => Check::failed(
-            "model",
+            check,
             format!("{base} refuses the key ({status})"),
             format!("set {} to a valid key", setting("api_key")),
         ),
         // Google says so of a key that it does not know.
         (400, _) if provider == "gemini" => Check::failed(
-            "model",
+            check,
             format!("{base} refuses the request ({status})"),
             format!("set {} to a valid key", setting("api_key")),
         ),
         (200..=299, Some(false)) => Check::warning(
-            "model",
+            check,
             format!("{base} does not list {}", model.unwrap_or_default()),
             format!(
                 "check {}, unless the provider lists only some of its models",
-                setting("model")
+                named(model_setting)
             ),
         ),
-        (200..=299, _) => Check::ok("model", found),
+        (200..=299, _) => Check::ok(check, found),
         // Some gateways have no list of models.
         (404 | 405, _) => Check::warning(
-            "model",
+            check,
             format!("{base} answers, but lists no models ({status})"),
             format!(
                 "check that {} ends where the provider's documentation says",
@@ -391,7 +421,7 @@ async fn ask_provider(settings: &ProviderSettings, default: &str) -> Check {
             ),
         ),
         _ => Check::failed(
-            "model",
+            check,
             format!("{base} answers {status}"),
             "try again later, or look at the provider's status page",
         ),

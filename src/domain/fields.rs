@@ -34,8 +34,7 @@ impl fmt::Display for InvalidDefinition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, error) in self.0.iter().enumerate() {
             let separator = if place == 0 { "" } else { "; " };
-            let colon = if error.path.is_empty() { "" } else { ": " };
-            write!(f, "{separator}{}{colon}{}", error.path, error.message)?;
+            write!(f, "{separator}{error}")?;
         }
         Ok(())
     }
@@ -46,6 +45,13 @@ impl fmt::Display for InvalidDefinition {
 pub struct FieldError {
     pub path: String,
     pub message: String,
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let colon = if self.path.is_empty() { "" } else { ": " };
+        write!(f, "{}{colon}{}", self.path, self.message)
+    }
 }
 
 /// Reads a whole body with `read`, and answers with what it has read or with all that was wrong.
@@ -435,7 +441,7 @@ impl Problems {
 
     /// Free JSON must survive the way to the database and back: no NUL, no number that explodes when written out, no
     /// nesting that the next reader refuses.
-    fn storable(&mut self, path: &str, value: &Value, depth: usize) {
+    pub(in crate::domain) fn storable(&mut self, path: &str, value: &Value, depth: usize) {
         if depth > JSON_DEPTH_MAX {
             return self.add(
                 path,
@@ -491,7 +497,7 @@ fn is_writable(number: &Number) -> bool {
 }
 
 /// A key as it may stand in an error: a client's own text, so bounded and on one line.
-fn shown(key: &str) -> String {
+pub(in crate::domain) fn shown(key: &str) -> String {
     key.chars()
         .take(KEY_CHARS_SHOWN)
         .map(|c| if is_line_breaking(c) { '\u{fffd}' } else { c })

@@ -13,6 +13,7 @@ pub mod grants;
 pub mod ids;
 pub mod member;
 pub mod model_provider;
+pub mod output;
 pub mod replay;
 pub mod retry;
 pub mod role;

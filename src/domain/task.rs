@@ -110,7 +110,7 @@ pub struct UnknownStatus;
 /// Why a task failed, as its `error` column and the API show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Failure {
-    /// Stable: `iteration_limit`, `empty_answer`, `model_error`, `lease_lost`, `agent_unavailable`,
+    /// Stable: `iteration_limit`, `empty_answer`, `invalid_output`, `model_error`, `lease_lost`, `agent_unavailable`,
     /// `model_unpriced`, `internal`; of a stopped task `budget_exhausted`.
     pub code: String,
     pub message: String,

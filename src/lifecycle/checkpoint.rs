@@ -9,6 +9,7 @@ use crate::{
     domain::{
         decision::{Decision, Spent, ToolCall},
         ids::{StepId, WorkspaceId},
+        output::Answer,
         step::{Claim, StepKey, StepStatus},
         task::{Failure, TaskKey, TaskState},
     },
@@ -63,6 +64,8 @@ impl Outcome {
 #[derive(Clone, Debug)]
 pub struct Decided {
     pub decision: Decision,
+    /// What becomes of its text if it has no calls.
+    pub answer: Answer,
     /// The task as it was claimed. If it still is, its decision is committed without a lock.
     pub task: Option<TaskState>,
     pub asked: Asked,
@@ -304,7 +307,10 @@ fn write_decision(
     lease_secs: u32,
 ) -> Result<Option<Claim>, store::Error> {
     let Decided {
-        decision, asked, ..
+        decision,
+        answer,
+        asked,
+        ..
     } = decided;
     let Decision { text, calls, .. } = decision;
     let key = task.state.key;
@@ -336,8 +342,21 @@ fn write_decision(
     if task.state.has_news() {
         // Somebody wrote while the model was answering: it is asked again (T-4, H-44).
         changes.events.push(event(key, EventKind::TurnCommitted));
-    } else {
-        finish::end(changes, task, finish::End::Completed(text.clone()))?;
+        return Ok(None);
+    }
+    match answer {
+        Answer::Final(output) => {
+            finish::end(changes, task, finish::End::Completed(output.clone()))?
+        }
+        Answer::Repair(told) => {
+            let message = Draft {
+                turn: Some(turn),
+                ..Draft::new(ItemKind::RepairMessage)
+            };
+            task.state.news_seq = task.add_item(changes, message.text(told));
+            changes.events.push(event(key, EventKind::TurnCommitted));
+        }
+        Answer::Unfit(failure) => finish::end(changes, task, finish::End::Failed(failure.clone()))?,
     }
     Ok(None)
 }

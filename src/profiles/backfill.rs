@@ -7,23 +7,27 @@ use crate::lifecycle::agents::EditError;
 use crate::lifecycle::backfill;
 use crate::runtime::{Causes, Hub, Progress, Shutdown, Work, run_loop};
 use crate::store::{self, backfills::Held};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, TryStreamExt, future::join_all, stream};
 use std::time::{Duration, Instant};
 
 /// Saves of other people that are given way to, for one agent.
 const TRIES: u32 = 3;
+/// Backfills that one process works on at once, each of another workspace.
+const AT_ONCE: usize = 4;
 
 impl Profiles {
-    /// Works on whatever backfill nobody works on, until the soft stop.
+    /// Works on whatever backfills nobody works on, until the soft stop: a large workspace holds up no other.
     pub async fn run_backfills(&self, hub: &Hub, poll: Duration, shutdown: &Shutdown) {
-        run_loop(
-            "backfills",
-            shutdown.soft.clone(),
-            poll,
-            || hub.woken(Work::Backfills),
-            || self.backfill_once(hub, None, shutdown),
-        )
-        .await;
+        let one = || {
+            run_loop(
+                "backfills",
+                shutdown.soft.clone(),
+                poll,
+                || hub.woken(Work::Backfills),
+                || self.backfill_once(hub, None, shutdown),
+            )
+        };
+        join_all((0..AT_ONCE).map(|_| one())).await;
     }
 
     /// Claims one backfill, or only this one, and works on it to its end. The soft stop lets it finish the agents it has

@@ -48,7 +48,9 @@ pub fn history(items: &[HistoryItem], result_chars: usize) -> (Vec<Message>, i64
     let mut placed: Vec<((i64, i64), &HistoryItem)> = items
         .iter()
         .filter_map(|item| match item.kind {
-            ItemKind::UserMessage | ItemKind::ResumeMessage => Some(((item.seq, 0), item)),
+            ItemKind::UserMessage | ItemKind::ResumeMessage | ItemKind::RepairMessage => {
+                Some(((item.seq, 0), item))
+            }
             ItemKind::AssistantMessage => Some(((item.seen_seq?, item.seq), item)),
             ItemKind::ToolResult
             | ItemKind::ToolCall
@@ -84,6 +86,15 @@ pub fn history(items: &[HistoryItem], result_chars: usize) -> (Vec<Message>, i64
         }
     }
     (messages, items.last().map_or(0, |i| i.seq))
+}
+
+/// How often the model has been asked to repair its answer since a user has written last (T-16).
+pub fn repairs(items: &[HistoryItem]) -> usize {
+    let since = items.iter().rev();
+    since
+        .take_while(|item| item.kind != ItemKind::UserMessage)
+        .filter(|item| item.kind == ItemKind::RepairMessage)
+        .count()
 }
 
 fn capped(text: &str, max: usize) -> String {

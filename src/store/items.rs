@@ -32,7 +32,7 @@ pub async fn histories(
             i.kind as "kind: ItemKind", i.turn, i.seen_seq, coalesce(i.text, '') as "text!", i.data
         from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, task_id)
         join task_items i on i.workspace_id = c.workspace_id and i.task_id = c.task_id
-        where i.kind in ('user_message', 'assistant_message', 'resume_message', 'tool_result')
+        where i.kind in ('user_message', 'assistant_message', 'resume_message', 'repair_message', 'tool_result')
         order by i.workspace_id, i.task_id, i.seq
         "#,
         &column(tasks, |k| k.workspace.0),

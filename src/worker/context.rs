@@ -7,7 +7,10 @@ use crate::{
     llm::{Message, ModelError, ProviderSettings, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
-    sent::{SentPrompt, history::history},
+    sent::{
+        SentPrompt,
+        history::{history, repairs},
+    },
     store::{self, items::HistoryItem, model_providers::Sealing, steps::Claimed, tasks::Setup},
     tools::{self, Granted},
     vault::Vault,
@@ -33,6 +36,8 @@ pub struct Prepared {
     pub request: Request,
     pub prompt: Arc<PromptRecord>,
     pub seen_seq: i64,
+    /// How often the model has been asked to repair its answer.
+    pub repairs: usize,
     /// The workspace's own provider that answers (L-10), or why it can not. `None`: one of the deployment.
     pub own: Option<Result<ProviderSettings, ModelError>>,
 }
@@ -109,7 +114,13 @@ impl Loader {
                     let (messages, seen_seq) = history(&items, self.result_chars);
                     let own = providers.get(&task.workspace);
                     let own = own.and_then(|own| self.own(task.workspace, own, assembly));
-                    Some(shared.prepare(assembly, key, messages, seen_seq, own))
+                    Some(Prepared {
+                        request: shared.request(assembly, key, messages),
+                        prompt: shared.record.clone(),
+                        seen_seq,
+                        repairs: repairs(&items),
+                        own,
+                    })
                 }
             };
             Some(Ok(Context {
@@ -196,15 +207,8 @@ struct Shared {
 }
 
 impl Shared {
-    fn prepare(
-        &self,
-        assembly: &Assembly,
-        key: Key,
-        messages: Vec<Message>,
-        seen_seq: i64,
-        own: Option<Result<ProviderSettings, ModelError>>,
-    ) -> Prepared {
-        let request = Request {
+    fn request(&self, assembly: &Assembly, key: Key, messages: Vec<Message>) -> Request {
+        Request {
             model: assembly.definition.model.clone(),
             system: self.system.clone(),
             messages,
@@ -214,12 +218,6 @@ impl Shared {
                 "{}/{}/{}",
                 key.workspace, key.agent.agent, key.agent.version
             ),
-        };
-        Prepared {
-            request,
-            prompt: self.record.clone(),
-            seen_seq,
-            own,
         }
     }
 }

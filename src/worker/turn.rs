@@ -11,6 +11,7 @@ use crate::{
         decision::{Decision, Spent, ToolCall, Usage, clean},
         delegation::{Delegator, call_result},
         ids::{CredentialId, GroupId, TaskId},
+        output::{Answer, judge},
         retry::next_delay,
         step::{Claim, StepKey},
         task::{Failure, TaskKey},
@@ -149,6 +150,12 @@ async fn decide(
     };
     let outcome = match answer {
         Ok(decision) => Outcome::Decided(Box::new(Decided {
+            answer: match &prepared.request.output_schema {
+                Some(schema) if decision.calls.is_empty() => {
+                    judge(schema, &decision.text, prepared.repairs)
+                }
+                Some(_) | None => Answer::Final(decision.text.clone()),
+            },
             decision,
             task: Some(step.task.clone()),
             asked,

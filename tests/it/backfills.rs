@@ -501,6 +501,46 @@ async fn saves_meanwhile_are_given_way_to() {
 }
 
 #[tokio::test]
+async fn a_long_backfill_holds_up_no_other_workspace() {
+    // one process, at a poll interval of an hour.
+    let world = World::new(Provider::OpenAi).await;
+    let elsewhere = create_workspace(&world.api.pool, "elsewhere", "E")
+        .await
+        .unwrap();
+    let stranger = world.api.token(elsewhere, Role::Admin);
+    world.create(json!({"name": "Slow"})).await;
+    let held = Gate::new();
+    let gate = held.clone();
+    world
+        .llm
+        .script(move |request| match request.says("> Slow") {
+            true => good().held_by(&gate),
+            false => good(),
+        });
+    let (app, shutdown) = (world.api.app.clone(), Shutdown::new());
+    let (profiles, stop) = (app.profiles.clone(), shutdown.clone());
+    let hour = std::time::Duration::from_secs(3600);
+    let running = tokio::spawn(async move { profiles.run_backfills(&app.hub, hour, &stop).await });
+    let slow = world.begin("").await.json();
+    world.llm.wait_for_requests(2).await;
+    let begun = request(Method::POST, ROUTE, &stranger, None);
+    let quick = world.api.send(begun).await.json();
+    let path = format!("{ROUTE}/{}", quick["id"].as_str().unwrap());
+    until("the other one is done", async || {
+        world.api.get(&path, &stranger).await.ok()["status"] == "completed"
+    })
+    .await;
+    assert_eq!(world.job(&slow["id"]).await["status"], "running");
+    held.open();
+    until("the long one is done", async || {
+        world.job(&slow["id"]).await["status"] == "completed"
+    })
+    .await;
+    shutdown.soft.cancel();
+    running.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_new_backfill_wakes_the_worker() {
     // A-28, O-3: at a poll interval of an hour.
     let world = World::new(Provider::OpenAi).await;

@@ -319,10 +319,14 @@ fn doctor_tries_every_provider() {
         ("LLM_PROVIDERS_GEMINI_MODEL", "gemini-y"),
         ("LLM_PROVIDERS_OPENAI_BASE_URL", &openai_url),
         ("LLM_PROVIDERS_OPENAI_API_KEY", "hush"),
+        ("DELEGATION_PROFILES_PROVIDER", "gemini"),
     ];
     let output = folder.run(&env, &["doctor"]);
     let text = expect(&output, 1);
     for told in [
+        // who writes profiles, without a setting of its own.
+        format!("{gemini} does not list gemini-2.5-flash\n"),
+        "check delegation_profiles.model (DELEGATION_PROFILES_MODEL)".to_owned(),
         format!("anthropic: claude-x at {anthropic}\n"),
         format!("{gemini} does not list gemini-y\n"),
         "check llm.providers.gemini.model (LLM_PROVIDERS_GEMINI_MODEL)".to_owned(),
@@ -332,6 +336,16 @@ fn doctor_tries_every_provider() {
         assert!(text.contains(&told), "{told}: {text}");
     }
     assert!(!text.contains("hush"), "{text}");
+
+    // one that is there, and one that is asked for anyway.
+    let writer = [("DELEGATION_PROFILES_MODEL", "gemini-x")];
+    let text = folder.run(&[&env[..], &writer].concat(), &["doctor"]);
+    let text = expect(&text, 1);
+    let line = format!("ok       profiles       gemini: gemini-x at {gemini}\n");
+    assert!(text.contains(&line), "{text}");
+    let writer = [("DELEGATION_PROFILES_MODEL", "gemini-y")];
+    let text = folder.run(&[&env[..], &writer].concat(), &["doctor"]);
+    assert!(!expect(&text, 1).contains("profiles  "));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use reconvene::{
     domain::{
         decision::Decision,
         ids::{ProcessId, TaskId},
+        output::Answer,
         task::{Failure, TaskStatus::*},
     },
     lifecycle::{
@@ -105,6 +106,7 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
 fn decided(claim: &reconvene::domain::step::Claim, text: &str) -> Commit {
     let decided = Decided {
         task: None,
+        answer: Answer::Final(text.into()),
         decision: Decision {
             text: text.into(),
             ..Decision::default()

@@ -13,6 +13,7 @@ use reconvene::{
         decision::{Decision, ToolCall},
         delegation::{Delegator, Limits, Plan, plan},
         ids::{ProcessId, TaskId, WorkspaceId},
+        output::Answer,
         step::Claim,
         task::{
             TaskKey,
@@ -468,6 +469,7 @@ impl Hands {
         };
         let decided = Decided {
             task: None,
+            answer: Answer::Final(text.into()),
             decision: Decision {
                 text: text.into(),
                 calls: delegating.map(call).into_iter().collect(),

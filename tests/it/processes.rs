@@ -693,3 +693,55 @@ async fn the_demonstration_runs_from_nothing_and_leaves_nothing_running() {
     assert!(asked.elapsed() < UNHINTED, "{:?}", asked.elapsed());
     assert_eq!(home.server(), None);
 }
+
+//
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backfill_of_profiles_outlives_the_worker_that_is_killed_in_it() {
+    const ROUTE: &str = "/api/agents/delegation-profiles/backfill";
+    let mut scene = Scene::new().await;
+    scene.set("DELEGATION_PROFILES_CONCURRENCY", "1");
+    scene.set("WORKER_LEASE_SECONDS", "2");
+    scene.set("WORKER_POLL_INTERVAL_MS", "100");
+    let gate = Gate::new();
+    let held = gate.clone();
+    scene.llm.script(move |request| {
+        let profile = Reply::text(json!({"description": "d", "example_input": "e"}).to_string());
+        match request.number {
+            1 => profile.held_by(&held),
+            _ => profile,
+        }
+    });
+    let api = scene.serve("api").await;
+    let worker = scene.serve("worker").await;
+    let mut token = Program::run(
+        &["token", "--workspace", "demo", "--role", "admin"],
+        &scene.env,
+    );
+    let admin = Client::new(&api, token.ended().await.1.trim()).await;
+    let job = admin
+        .post(&format!("{ROUTE}?force=true"), Value::Null)
+        .await;
+    let address = format!("{ROUTE}/{}", job["id"].as_str().unwrap());
+    let agents = job["pending"].as_i64().unwrap();
+    assert!(agents > 2);
+    scene.llm.wait_for_requests(2).await;
+    worker.kill().await;
+    let left = admin.get(&address).await;
+    assert_eq!(
+        (&left["status"], &left["generated"], &left["pending"]),
+        (&json!("running"), &json!(1), &json!(agents - 1))
+    );
+    let other = scene.serve("worker").await;
+    scene
+        .until("another one finishes it", async || {
+            admin.get(&address).await["status"] == "completed"
+        })
+        .await;
+    let done = admin.get(&address).await;
+    assert_eq!(done["generated"], json!(agents), "{done}");
+    // Each once, and the one that was under way once more.
+    assert_eq!(scene.llm.arrived() as i64, agents + 1);
+    gate.open();
+    other.terminate().await;
+    api.terminate().await;
+}

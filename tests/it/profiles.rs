@@ -360,6 +360,14 @@ async fn a_model_that_can_not_be_told_not_to_think_is_asked_without() {
             None => good(),
         });
     assert_eq!(world.generate(&made["id"], None).await.ok(), profile());
+    // It may not be able to stop thinking, so it is given room for that.
+    let budgets: Vec<Option<u64>> = world
+        .llm
+        .requests()
+        .iter()
+        .map(|request| request.body["max_tokens"].as_u64())
+        .collect();
+    assert_eq!(budgets, [Some(1_024), Some(8_192)]);
     world
         .llm
         .replies([Reply::status(400, r#"{"error": {"message": "No."}}"#)]);

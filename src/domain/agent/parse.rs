@@ -11,6 +11,7 @@ use super::{
 use crate::domain::budget::{Limits, NOTHING};
 use crate::domain::fields::{Fields, InvalidDefinition, Problems};
 use crate::domain::model_provider;
+use crate::domain::output::check_schema;
 use serde_json::{Map, Value};
 
 const PHASES_MAX: usize = 50;
@@ -88,6 +89,9 @@ fn read_definition(body: Map<String, Value>, problems: &mut Problems) -> AgentDe
     let config = fields.json_object("config").unwrap_or_default();
     fields.refuse_the_rest();
     check_config(&config, problems);
+    if let Some(schema) = &output_schema {
+        problems.0.extend(check_schema(schema));
+    }
     AgentDefinition {
         name,
         instructions,

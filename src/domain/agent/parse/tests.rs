@@ -137,6 +137,11 @@ fn every_problem_names_its_path() {
             json!({"name": "A", "output_schema": "text"}),
             "output_schema: expected an object, got a string",
         ),
+        // T-16
+        (
+            json!({"name": "A", "output_schema": {"properties": {"a": [], "b": {}}}}),
+            "output_schema.properties.a: value is not of types \"boolean\", \"object\"",
+        ),
         (
             json!({"name": "A", "max_iterations": 1001}),
             "max_iterations: expected a whole number from 1 to 1000, got another number",
