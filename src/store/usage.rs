@@ -1,7 +1,7 @@
 //! What decide steps have taken, summed (T-17). Each step is billed to its own task, so nothing counts twice.
 //!
-//! Steps count at the time at which they ended. Deleted tasks count as well: what was spent stays spent. Of a task that had
-//! ended before the time asked for no step is read.
+//! Steps count at the time at which they ended, and `steps_ended_idx` finds those of the time asked for, however long the
+//! history before it. Deleted tasks count as well: what was spent stays spent.
 
 use super::{Error, task_views::UsageTotals};
 use crate::domain::ids::WorkspaceId;
@@ -65,11 +65,9 @@ pub async fn sums(
             coalesce(sum(s.cached_tokens), 0)::bigint as "cached_tokens!",
             sum(s.cost_micros)::bigint as cost_micros,
             coalesce(sum(extract(epoch from s.finished_at - s.started_at) * 1000), 0)::bigint as "duration_ms!"
-        from tasks t
+        from steps s
+        join tasks t on t.workspace_id = s.workspace_id and t.id = s.task_id
         join tasks root on root.workspace_id = t.workspace_id and root.id = t.root_task_id
-        join steps s on s.workspace_id = t.workspace_id and s.task_id = t.id and s.ordinal = 0
-            and s.finished_at is not null
-            and (s.finished_at >= $3 or $3 is null) and (s.finished_at < $4 or $4 is null)
         left join agents a on $2 = 'agent' and a.workspace_id = t.agent_workspace_id and a.id = t.agent_id
         cross join lateral (
             select case $2
@@ -81,8 +79,9 @@ pub async fn sums(
                 case $2 when 'agent' then a.name when 'task_tree' then
                     case when root.deleted_at is null then root.title end end as label
         ) g
-        where t.workspace_id = $1
-            and ($3 is null or t.finished_at is null or t.finished_at >= $3) and ($4 is null or t.created_at < $4)
+        where s.workspace_id = $1 and s.ordinal = 0
+            and s.finished_at >= coalesce($3, timestamptz '-infinity')
+            and s.finished_at < coalesce($4, timestamptz 'infinity')
             and ($5::text is null or g.key > $5)
         group by g.key
         order by g.key
