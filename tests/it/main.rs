@@ -27,6 +27,7 @@ mod decision_logs;
 mod delegation;
 mod deletes;
 mod depth;
+mod documents;
 mod embedded;
 mod engine;
 mod flags;

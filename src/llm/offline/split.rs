@@ -3,7 +3,7 @@
 
 use super::{QUOTE_CHARS, quote};
 use crate::domain::decision::ToolCall;
-use crate::llm::Request;
+use crate::llm::{Request, ToolSpec};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 
@@ -20,9 +20,10 @@ struct Target<'a> {
 
 /// The delegate call for a message that lists several things, if this agent may delegate to anyone.
 pub fn split(request: &Request, message: &str) -> Option<(String, Vec<ToolCall>)> {
-    if message.contains(PART) || !request.tools.iter().any(|tool| tool.name == DELEGATE) {
+    if message.contains(PART) {
         return None;
     }
+    let tool = delegate_tool(&request.tools)?;
     let (intro, items) = list(message)?;
     let targets = roster(&request.system);
     targets.first()?;
@@ -66,12 +67,19 @@ pub fn split(request: &Request, message: &str) -> Option<(String, Vec<ToolCall>)
     );
     let call = ToolCall {
         id: format!("offline_{}", request.messages.len()),
-        name: DELEGATE.to_owned(),
+        name: tool.to_owned(),
         arguments: json!({ "tasks": entries }).to_string(),
         invalid: None,
         provider_data: None,
     };
     Some((text, vec![call]))
+}
+
+/// The tool itself, or else one that an author has made of it.
+fn delegate_tool(tools: &[ToolSpec]) -> Option<&str> {
+    let own = tools.iter().find(|tool| tool.name == DELEGATE);
+    let of_it = |tool: &&ToolSpec| tool.parameters["properties"]["tasks"].is_object();
+    Some(&own.or_else(|| tools.iter().find(of_it))?.name)
 }
 
 /// The agents of the roster section. Instructions stand before it, so the last heading is the real one.
@@ -264,6 +272,19 @@ mod tests {
         let mut nobody = request(vec![Message::User("- a\n- b".into())], DELEGATE);
         nobody.system = "no roster".into();
         assert_eq!(decide(&nobody).calls, []);
+    }
+
+    #[test]
+    fn a_tool_that_an_author_has_made_of_it_does_as_well() {
+        // L-2
+        let mut request = request(vec![Message::User("- a\n- b".into())], "ask_desk");
+        assert_eq!(decide(&request).calls, []);
+        request.tools = vec![ToolSpec {
+            parameters: json!({"properties": {"tasks": {"type": "array"}}}),
+            ..request.tools[0].clone()
+        }]
+        .into();
+        assert_eq!(decide(&request).calls[0].name, "ask_desk");
     }
 
     #[test]
