@@ -80,7 +80,8 @@ pub async fn sums(
                     case when root.deleted_at is null then root.title end end as label
         ) g
         where s.workspace_id = $1 and s.ordinal = 0
-            and s.finished_at >= coalesce($3::timestamptz, '-infinity') and s.finished_at < coalesce($4::timestamptz, 'infinity')
+            and s.finished_at >= coalesce($3, timestamptz '-infinity')
+            and s.finished_at < coalesce($4, timestamptz 'infinity')
             and ($5::text is null or g.key > $5)
         group by g.key
         order by g.key
