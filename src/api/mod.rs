@@ -22,6 +22,7 @@ pub mod feed;
 pub mod flags;
 mod health;
 mod if_match;
+mod inbox;
 pub mod login;
 pub mod members;
 pub mod model_providers;
@@ -185,6 +186,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(chat::router())
         .merge(tasks::router())
         .merge(deletes::router())
+        .merge(inbox::router())
         .merge(waits::router())
         .merge(agents::router())
         .merge(model_providers::router())

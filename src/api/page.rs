@@ -21,14 +21,19 @@ pub struct Page {
 
 impl FromQuery for Page {
     fn from_query(query: &mut QueryReader) -> Self {
-        Page {
-            cursor: query.optional("cursor", "text"),
-            limit: query.limit(PAGE_DEFAULT, PAGE_MAX),
-        }
+        Self::up_to(PAGE_MAX, query)
     }
 }
 
 impl Page {
+    /// For lists that allow longer pages, and say so in their own parameters.
+    pub fn up_to(limit_max: u32, query: &mut QueryReader) -> Self {
+        Page {
+            cursor: query.optional("cursor", "text"),
+            limit: query.limit(PAGE_DEFAULT, limit_max),
+        }
+    }
+
     /// The last row of the page before.
     pub fn after(&self, list: &str) -> Result<Option<Uuid>, Error> {
         self.after_key(list, |id, _| Some(id))

@@ -19,6 +19,7 @@ pub mod feeds;
 pub mod flags;
 pub mod health;
 pub mod idempotency;
+pub mod inbox;
 pub mod items;
 pub mod members;
 pub mod model_providers;

@@ -33,6 +33,7 @@ mod engine;
 mod flags;
 mod forced;
 mod http;
+mod inbox;
 mod large;
 mod layers;
 mod leases;
