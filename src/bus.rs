@@ -34,8 +34,6 @@ const STEADY: Duration = Duration::from_secs(5);
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How often a process says that it is alive, and renews its interest in the tasks it watches.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
-/// A process that has been silent for so long is not counted.
-const SILENT: Duration = Duration::from_secs(20);
 /// Task ids in one notification: 36 characters each, at most 57 with the id of a piece of text, and the limit is 8,000.
 const IDS_PER_NOTIFICATION: usize = 120;
 
@@ -152,14 +150,7 @@ impl Bus {
     async fn beat(&self) -> Result<Progress, store::Error> {
         let mut conn = self.pool.acquire().await?;
         let host = std::fs::read_to_string("/etc/hostname").unwrap_or_default();
-        let others = sql::beat(
-            &mut conn,
-            self.hub.process,
-            &self.roles,
-            host.trim(),
-            SILENT.as_secs_f64(),
-        )
-        .await?;
+        let others = sql::beat(&mut conn, self.hub.process, &self.roles, host.trim()).await?;
         self.hub.set_has_peers(others > 0);
         self.hub.renew_interest();
         Ok(Progress::Idle)

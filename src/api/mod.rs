@@ -38,6 +38,7 @@ pub mod tasks;
 pub mod tools;
 pub mod usage;
 pub mod waits;
+mod why;
 pub mod workspaces;
 
 use crate::bus::Bus;
@@ -188,6 +189,7 @@ fn timed_routes() -> OpenApiRouter<App> {
         .merge(deletes::router())
         .merge(inbox::router())
         .merge(waits::router())
+        .merge(why::router())
         .merge(agents::router())
         .merge(model_providers::router())
         .merge(profiles::router())

@@ -127,7 +127,8 @@ pub(in crate::domain) const NOTHING: &str =
     "names no limit: give at least one of tokens, cost_micros, children";
 
 /// Whose budget it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Owner {
     Task,
     Workspace,

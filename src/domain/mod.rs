@@ -22,3 +22,4 @@ pub mod step;
 pub mod task;
 pub mod task_await;
 pub mod text;
+pub mod why;

@@ -20,13 +20,15 @@ pub async fn notify(conn: &mut PgConnection, payloads: &[String]) -> Result<(), 
     Ok(())
 }
 
+/// A process that has been silent for so long is not counted.
+pub const SILENT_SECS: f64 = 20.0;
+
 /// Says that this process is alive; returns how many others are.
 pub async fn beat(
     conn: &mut PgConnection,
     process: ProcessId,
     roles: &[String],
     host: &str,
-    silent_secs: f64,
 ) -> Result<i64, Error> {
     Ok(sqlx::query_scalar!(
         r#"
@@ -41,7 +43,7 @@ pub async fn beat(
         roles,
         host,
         std::process::id() as i32,
-        silent_secs,
+        SILENT_SECS,
     )
     .fetch_one(conn)
     .await?)

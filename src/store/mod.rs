@@ -33,6 +33,7 @@ pub mod task_trees;
 pub mod task_views;
 pub mod tasks;
 pub mod usage;
+pub mod why;
 pub mod workspaces;
 
 use sqlx::{PgPool, Postgres, Transaction};

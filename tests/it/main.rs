@@ -70,3 +70,4 @@ mod tree_limits;
 mod turns;
 mod usage;
 mod waits;
+mod why;
