@@ -589,7 +589,7 @@ async fn a_bound_secret_is_used_and_never_shown() {
     assert!(
         requests
             .iter()
-            .all(|r| !r.body.to_string().contains("5ec2"))
+            .all(|r| !r.body.to_string().contains("00005ec2e7aa"))
     );
     for table in [
         "task_items",
@@ -600,7 +600,7 @@ async fn a_bound_secret_is_used_and_never_shown() {
         "configured_tools",
         "credentials",
     ] {
-        let sql = format!("select count(*) from {table} t where t::text like '%5ec2%'");
+        let sql = format!("select count(*) from {table} t where t::text like '%00005ec2e7aa%'");
         let found: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
             .fetch_one(&engine.pool)
             .await
