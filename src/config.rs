@@ -278,6 +278,9 @@ pub struct Tools {
 #[serde(deny_unknown_fields)]
 pub struct Http {
     pub allow_private_addresses: bool,
+    pub timeout_seconds: u32,
+    pub max_response_bytes: u32,
+    pub max_attempts: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -49,7 +49,7 @@ pub struct ConfiguredToolView {
     pub description: String,
     /// The one agent that may use it; null: every agent of the workspace that lists it.
     pub agent_group_id: Option<AgentId>,
-    /// Always null: no base tool of this version takes any.
+    /// Of a tool on http_request: JSON Schema of what the model gives, as `{{name}}` in the bindings.
     #[schema(value_type = Option<Object>)]
     pub parameters: Option<Value>,
     /// By argument: a value, or `{"credential": ID}`. No value of a credential is ever shown.
@@ -70,7 +70,7 @@ impl From<Stored> for ConfiguredToolView {
             base_tool: tool.base_tool,
             description: tool.description,
             agent_group_id: tool.agent,
-            parameters: None,
+            parameters: tool.parameters,
             bindings: tool.bindings,
             revision: stored.revision,
             created_at: stored.created_at,
@@ -108,12 +108,15 @@ pub struct NewConfiguredTool {
     description: Option<String>,
     /// Only this agent may use the tool.
     agent_group_id: Option<AgentId>,
-    /// Only for tools whose base takes parameters, of which there is none in this version.
+    /// Only on http_request: JSON Schema of what the model gives instead of the base tool's arguments. In the bound `url`,
+    /// `headers`, `query` and `body`, `{{name}}` stands for one of its properties, encoded for the place it stands in.
     #[schema(value_type = Option<Object>)]
     parameters: Option<Value>,
     /// By argument of the base tool: a text, a number, true or false, or `{"credential": ID}` for a secret text. What is
     /// bound is not shown to the model, and overrides what it sends. A tool on delegate_tasks may also bind
-    /// `allowed_agent_group_ids`: ids separated by commas, the only agents that it reaches.
+    /// `allowed_agent_group_ids`: ids separated by commas, the only agents that it reaches. A tool on http_request may bind
+    /// objects and lists too, with `{"credential": ID, "prefix": "Bearer "}` anywhere in them, and `response_path`,
+    /// `timeout_seconds` and `repeatable`.
     #[schema(value_type = Option<Object>)]
     bindings: Option<Value>,
 }

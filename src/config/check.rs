@@ -24,6 +24,7 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         signals,
         spawn_tasks,
         tools,
+        http,
         ..
     } = config;
     vec![
@@ -178,6 +179,17 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
             tools.max_result_chars as u64,
             1..=10_000_000,
         ),
+        (
+            "http.timeout_seconds",
+            http.timeout_seconds.into(),
+            1..=3600,
+        ),
+        (
+            "http.max_response_bytes",
+            http.max_response_bytes.into(),
+            1..=100_000_000,
+        ),
+        ("http.max_attempts", http.max_attempts.into(), 1..=20),
     ]
 }
 

@@ -2,10 +2,11 @@
 //! the model nor taken from it (D-14).
 //!
 //! A binding is a value, or the name of a credential whose value is put in when the tool is called. Which base tools there
-//! are is given as data.
+//! are is given as data. What an `http_request` is bound to is read in `http_request`.
 
 use super::agent::merge_patch;
 use super::fields::{Fields, InvalidDefinition, read_object};
+use super::http_request;
 use super::ids::{AgentId, CredentialId};
 use serde_json::{Map, Value, json};
 
@@ -17,7 +18,7 @@ const TEXT_CHARS_MAX: usize = 10_000;
 /// What providers take as the name of a tool.
 const NAME_CHARS_MAX: usize = 64;
 /// Names of base tools to come.
-const RESERVED: [&str; 4] = ["http_request", "run_code", "dataset_rows", "list_tasks"];
+const RESERVED: [&str; 3] = ["run_code", "dataset_rows", "list_tasks"];
 
 /// What authors can build on.
 #[derive(Clone, Debug)]
@@ -27,6 +28,10 @@ pub struct Base {
     pub arguments: Map<String, Value>,
     /// What it is given is stored and shown, as a question to the user is: no place for a secret.
     pub keeps_arguments: bool,
+    /// Those of `arguments` that only an author can give: rules about the call, no part of it.
+    pub author_only: Vec<String>,
+    /// A tool on it may declare parameters of its own, and bind templates, objects and lists.
+    pub takes_parameters: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +42,8 @@ pub struct ConfiguredTool {
     pub description: String,
     /// The one agent that may use it; `None`: every agent of the workspace that lists it (A-14).
     pub agent: Option<AgentId>,
+    /// JSON Schema of what the model gives instead of the base tool's arguments (L-3).
+    pub parameters: Option<Value>,
     pub bindings: Map<String, Value>,
 }
 
@@ -55,6 +62,7 @@ impl ConfiguredTool {
             "base_tool": self.base_tool,
             "description": self.description,
             "agent_group_id": self.agent,
+            "parameters": self.parameters,
             "bindings": self.bindings,
         });
         // A binding is one value: a credential that is bound in the place of another does not merge with it.
@@ -63,12 +71,19 @@ impl ConfiguredTool {
         {
             old.retain(|argument, _| !new.contains_key(argument));
         }
+        // Nor does a schema with another one.
+        if patch.get("parameters").is_some() {
+            merged["parameters"] = Value::Null;
+        }
         merge_patch(&mut merged, patch);
         Self::parse(&merged, bases)
     }
 
-    /// The schema that the model sees: that of the base without what is bound (D-14).
+    /// The schema that the model sees: its own parameters, or that of the base without what is bound (D-14).
     pub fn schema(&self, base: &Value) -> Value {
+        if let Some(parameters) = &self.parameters {
+            return parameters.clone();
+        }
         let mut schema = base.clone();
         if let Some(Value::Object(properties)) = schema.get_mut("properties") {
             properties.retain(|argument, _| !self.bindings.contains_key(argument));
@@ -83,31 +98,44 @@ impl ConfiguredTool {
         schema
     }
 
-    /// The model's arguments with what is bound in the place of whatever the model sent there (D-14). `secret` gives the
-    /// value of a credential. `None` when the arguments are no object, which the tool itself refuses.
+    /// The arguments of the base tool: the model's with what is bound in the place of whatever the model sent there (D-14).
+    /// `secret` gives the value of a credential. Arguments that are no object are left to the base tool to refuse. The
+    /// error is for the model.
     pub fn fill<'s>(
         &self,
         arguments: &str,
+        base: &Base,
         secret: impl Fn(CredentialId) -> Option<&'s str>,
-    ) -> Option<String> {
-        let mut arguments: Map<String, Value> = serde_json::from_str(arguments).ok()?;
+    ) -> Result<String, String> {
+        let Ok(Value::Object(mut arguments)) = serde_json::from_str(arguments) else {
+            return Ok(arguments.to_owned());
+        };
+        let is_rule = |argument: &String| base.author_only.contains(argument);
+        if let Some(parameters) = &self.parameters {
+            let mut bindings = self.bindings.clone();
+            bindings.retain(|argument, _| !is_rule(argument));
+            let arguments = Value::Object(arguments);
+            let filled = http_request::fill(&bindings, parameters, &arguments, &secret)
+                .map_err(|fault| format!("{}: {fault}", self.name))?;
+            return Ok(Value::Object(filled).to_string());
+        }
         for (argument, bound) in &self.bindings {
             arguments.shift_remove(argument);
-            if argument == ALLOWED_AGENTS {
-                continue; // a rule about the call, no part of it
+            if !is_rule(argument) {
+                let value = http_request::with_secrets(bound, &secret)
+                    .map_err(|fault| format!("{}: {fault}", self.name))?;
+                arguments.insert(argument.clone(), value);
             }
-            let value = match credential(bound) {
-                Some(id) => Value::from(secret(id)?),
-                None => bound.clone(),
-            };
-            arguments.insert(argument.clone(), value);
         }
-        Some(Value::Object(arguments).to_string())
+        Ok(Value::Object(arguments).to_string())
     }
 
     /// The credentials that a call needs, each once.
     pub fn credentials(&self) -> Vec<CredentialId> {
-        let mut ids: Vec<CredentialId> = self.bindings.values().filter_map(credential).collect();
+        let mut ids = Vec::new();
+        for bound in self.bindings.values() {
+            collect_credentials(bound, &mut ids);
+        }
         ids.sort();
         ids.dedup();
         ids
@@ -121,9 +149,26 @@ impl ConfiguredTool {
     }
 }
 
-/// The credential that a binding names, if it names one.
-fn credential(binding: &Value) -> Option<CredentialId> {
-    binding.get("credential")?.as_str()?.parse().ok()
+/// The credential that a binding names, if it names one, and what stands before its value.
+pub(in crate::domain) fn bound_credential(binding: &Value) -> Option<(CredentialId, &str)> {
+    let fields = binding.as_object()?;
+    let id = fields.get("credential")?.as_str()?.parse().ok()?;
+    match (fields.len(), fields.get("prefix")) {
+        (1, None) => Some((id, "")),
+        (2, Some(prefix)) => Some((id, prefix.as_str()?)),
+        _ => None,
+    }
+}
+
+fn collect_credentials(bound: &Value, ids: &mut Vec<CredentialId>) {
+    match bound {
+        _ if bound_credential(bound).is_some() => ids.extend(bound_credential(bound).map(|c| c.0)),
+        Value::Array(items) => items.iter().for_each(|item| collect_credentials(item, ids)),
+        Value::Object(fields) => fields
+            .values()
+            .for_each(|field| collect_credentials(field, ids)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }
 
 fn read(fields: &mut Fields<'_>, bases: &[Base]) -> ConfiguredTool {
@@ -139,12 +184,7 @@ fn read(fields: &mut Fields<'_>, bases: &[Base]) -> ConfiguredTool {
         }
         parsed
     });
-    if fields.json_object("parameters").is_some() {
-        fields.problems.add(
-            "parameters",
-            "only a tool whose base_tool is http_request takes parameters",
-        );
-    }
+    let parameters = fields.json_object("parameters").map(Value::Object);
     let mut bindings = fields.json_object("bindings").unwrap_or_default();
     let is_good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     // An empty one is faulty already.
@@ -162,7 +202,17 @@ fn read(fields: &mut Fields<'_>, bases: &[Base]) -> ConfiguredTool {
         );
     }
     match bases.iter().find(|base| base.name == base_tool) {
-        Some(base) => check_bindings(&mut bindings, base, fields),
+        Some(base) => {
+            check_bindings(&mut bindings, base, fields);
+            if base.takes_parameters {
+                http_request::check(&bindings, parameters.as_ref(), fields.problems);
+            } else if parameters.is_some() {
+                fields.problems.add(
+                    "parameters",
+                    "only a tool whose base_tool is http_request takes parameters",
+                );
+            }
+        }
         None if base_tool.is_empty() => {}
         None => {
             let names: Vec<_> = bases.iter().map(|base| base.name).collect();
@@ -177,6 +227,7 @@ fn read(fields: &mut Fields<'_>, bases: &[Base]) -> ConfiguredTool {
         base_tool,
         description,
         agent,
+        parameters,
         bindings,
     }
 }
@@ -232,10 +283,13 @@ fn allowed_list(value: &mut Value) -> Option<String> {
 
 fn fault_of(value: &Value, schema: &Value, base: &Base) -> Option<String> {
     let kind = schema["type"].as_str().unwrap_or_default();
-    if let Value::Object(fields) = value {
-        let is_credential = fields.len() == 1 && credential(value).is_some();
+    // Objects and anything else, which only a base with templates has bound.
+    if base.takes_parameters && matches!(kind, "object" | "") {
+        return None;
+    }
+    if let Value::Object(_) = value {
         return match kind {
-            _ if !is_credential => Some(
+            _ if bound_credential(value).is_none() => Some(
                 "expected a value, or {\"credential\": ID} with the id of a credential".to_owned(),
             ),
             "string" if base.keeps_arguments => Some(format!(
@@ -265,7 +319,13 @@ fn fault_of(value: &Value, schema: &Value, base: &Base) -> Option<String> {
             Some(chars) if chars > chars_max => Some(format!(
                 "is {chars} characters long; at most {chars_max} are allowed"
             )),
-            Some(_) => None,
+            Some(_) => match schema["enum"].as_array() {
+                Some(choices) if !choices.contains(value) => {
+                    let choices: Vec<&str> = choices.iter().filter_map(Value::as_str).collect();
+                    Some(format!("expected one of {}", choices.join(", ")))
+                }
+                Some(_) | None => None,
+            },
         },
         "number" => {
             (!value.as_f64().is_some_and(in_range)).then(|| format!("expected a number{range}"))
@@ -288,6 +348,8 @@ mod tests {
             name,
             arguments: arguments.as_object().unwrap().clone(),
             keeps_arguments,
+            author_only: vec![ALLOWED_AGENTS.into()],
+            takes_parameters: false,
         };
         vec![
             base(
@@ -454,11 +516,16 @@ mod tests {
         assert_eq!(tool.credentials(), [id]);
         let secret = |asked| (asked == id).then_some("s3cr3t");
         let filled = tool
-            .fill(r#"{"offset": 1, "more": 1.50, "key": "mine"}"#, secret)
+            .fill(
+                r#"{"offset": 1, "more": 1.50, "key": "mine"}"#,
+                &bases()[1],
+                secret,
+            )
             .unwrap();
         assert_eq!(filled, r#"{"more":1.50,"key":"s3cr3t","offset":7}"#);
-        assert_eq!(tool.fill("[]", secret), None);
-        assert_eq!(tool.fill("{}", |_| None), None, "never without the secret");
+        assert_eq!(tool.fill("[]", &bases()[1], secret).unwrap(), "[]");
+        let without = tool.fill("{}", &bases()[1], |_| None);
+        without.expect_err("never without the secret");
     }
 
     #[test]
@@ -481,7 +548,11 @@ mod tests {
             [ID.parse().unwrap(), other.parse().unwrap()]
         );
         let filled = tool
-            .fill(r#"{"allowed_agent_group_ids": "", "tasks": []}"#, |_| None)
+            .fill(
+                r#"{"allowed_agent_group_ids": "", "tasks": []}"#,
+                &bases()[0],
+                |_| None,
+            )
             .unwrap();
         assert_eq!(filled, r#"{"tasks":[]}"#);
         assert_eq!(list(" , ").allowed_agents(), []);

@@ -38,7 +38,7 @@ pub enum Answer {
 /// Judges an answer, after so many repairs.
 pub fn judge(schema: &Value, answer: &str, repairs: usize) -> Answer {
     let text = clean_json(without_fence(answer.trim()));
-    let faults = match validator(schema) {
+    let faults = match validator("output_schema", schema) {
         Ok(validator) => faults(&validator, &text),
         Err(faults) => return Answer::Unfit(unfit("the schema can not be used", faults)),
     };
@@ -64,25 +64,37 @@ fn unfit(why: &str, faults: Vec<FieldError>) -> Failure {
 }
 
 /// What is wrong with a schema; nothing if answers can be held to it.
-pub(in crate::domain) fn check_schema(schema: &Value) -> Vec<FieldError> {
-    validator(schema).err().unwrap_or_default()
+/// `at` is its place in what an author has sent.
+pub(in crate::domain) fn check_schema(at: &str, schema: &Value) -> Vec<FieldError> {
+    validator(at, schema).err().unwrap_or_default()
 }
 
-fn validator(schema: &Value) -> Result<Validator, Vec<FieldError>> {
+/// What is wrong with a value by a schema that was checked; `at` is what to call the value.
+pub(in crate::domain) fn faults_of(schema: &Value, at: &str, value: &Value) -> Vec<FieldError> {
+    match validator(at, schema) {
+        Ok(validator) => validator
+            .iter_errors(value)
+            .map(|error| fault(at, &error))
+            .collect(),
+        Err(faults) => faults,
+    }
+}
+
+fn validator(at: &str, schema: &Value) -> Result<Validator, Vec<FieldError>> {
     let mut written_out = WrittenOut {
         schema,
         refs: Vec::new(),
         left: VALUES_MAX,
     };
     written_out
-        .walk("output_schema", schema, 0)
+        .walk(at, schema, 0)
         .map_err(|fault| vec![fault])?;
     jsonschema::options()
         .offline()
         .should_validate_formats(false)
         .with_pattern_options(PatternOptions::regex().size_limit(PATTERN_BYTES_MAX))
         .build(schema)
-        .map_err(|error| vec![fault("output_schema", &error)])
+        .map_err(|error| vec![fault(at, &error)])
 }
 
 fn faults(validator: &Validator, text: &str) -> Vec<FieldError> {
@@ -290,7 +302,7 @@ mod tests {
     }
 
     fn faults_of(schema: &Value) -> String {
-        let faults = check_schema(schema);
+        let faults = check_schema("output_schema", schema);
         match faults.is_empty() {
             true => String::new(),
             false => InvalidDefinition(faults).to_string(),

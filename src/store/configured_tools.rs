@@ -27,6 +27,7 @@ struct Row {
     base_tool: String,
     description: String,
     agent: Option<AgentId>,
+    parameters: Option<Json<Value>>,
     bindings: Json<Map<String, Value>>,
     revision: i64,
     created_at: DateTime<Utc>,
@@ -42,6 +43,7 @@ impl From<Row> for Stored {
                 base_tool: row.base_tool,
                 description: row.description,
                 agent: row.agent,
+                parameters: row.parameters.map(|parameters| parameters.0),
                 bindings: row.bindings.0,
             },
             revision: row.revision,
@@ -60,9 +62,9 @@ pub async fn insert_below(
     max: i64,
 ) -> Result<bool, Error> {
     let done = sqlx::query!(
-        "insert into configured_tools (workspace_id, id, name, base_tool, description, agent_id, bindings)
-        select $1, $2, $3, $4, $5, $6, $7
-        where (select count(*) from configured_tools where workspace_id = $1) < $8",
+        "insert into configured_tools (workspace_id, id, name, base_tool, description, agent_id, bindings, parameters)
+        select $1, $2, $3, $4, $5, $6, $7, $8
+        where (select count(*) from configured_tools where workspace_id = $1) < $9",
         workspace.0,
         id.0,
         tool.name,
@@ -70,6 +72,7 @@ pub async fn insert_below(
         tool.description,
         tool.agent.map(|agent| agent.0),
         Json(&tool.bindings) as _,
+        tool.parameters.as_ref().map(Json) as _,
         max
     )
     .execute(conn)
@@ -86,7 +89,7 @@ pub async fn save_if_revision(
     tool: &ConfiguredTool,
 ) -> Result<bool, Error> {
     let done = sqlx::query!(
-        "update configured_tools set name = $4, base_tool = $5, description = $6, agent_id = $7, bindings = $8,
+        "update configured_tools set name = $4, base_tool = $5, description = $6, agent_id = $7, bindings = $8, parameters = $9,
             revision = revision + 1, updated_at = now()
         where workspace_id = $1 and id = $2 and revision = $3",
         workspace.0,
@@ -96,7 +99,8 @@ pub async fn save_if_revision(
         tool.base_tool,
         tool.description,
         tool.agent.map(|agent| agent.0),
-        Json(&tool.bindings) as _
+        Json(&tool.bindings) as _,
+        tool.parameters.as_ref().map(Json) as _
     )
     .execute(conn)
     .await?;
@@ -168,7 +172,7 @@ pub async fn get(
     let row = sqlx::query_as!(
         Row,
         r#"select id as "id: ConfiguredToolId", name, base_tool, description, agent_id as "agent: AgentId",
-            bindings as "bindings: Json<Map<String, Value>>", revision, created_at, updated_at
+            parameters as "parameters: Json<Value>", bindings as "bindings: Json<Map<String, Value>>", revision, created_at, updated_at
         from configured_tools where workspace_id = $1 and id = $2"#,
         workspace.0,
         id.0
@@ -188,7 +192,7 @@ pub async fn list(
     let rows = sqlx::query_as!(
         Row,
         r#"select id as "id: ConfiguredToolId", name, base_tool, description, agent_id as "agent: AgentId",
-            bindings as "bindings: Json<Map<String, Value>>", revision, created_at, updated_at
+            parameters as "parameters: Json<Value>", bindings as "bindings: Json<Map<String, Value>>", revision, created_at, updated_at
         from configured_tools where workspace_id = $1 and id > $2 order by id limit $3"#,
         workspace.0,
         after.map_or(Uuid::nil(), |id| id.0),
@@ -206,7 +210,8 @@ pub async fn named(
 ) -> Result<HashMap<(WorkspaceId, String), ConfiguredTool>, Error> {
     let rows = sqlx::query!(
         r#"select t.workspace_id as "workspace: WorkspaceId", t.name, t.base_tool, t.description,
-            t.agent_id as "agent: AgentId", t.bindings as "bindings: Json<Map<String, Value>>"
+            t.agent_id as "agent: AgentId", t.parameters as "parameters: Json<Value>",
+            t.bindings as "bindings: Json<Map<String, Value>>"
         from unnest($1::uuid[], $2::text[]) as wanted (workspace_id, name)
         join configured_tools t using (workspace_id, name)"#,
         &column(names, |wanted| wanted.0.0),
@@ -221,6 +226,7 @@ pub async fn named(
             base_tool: row.base_tool,
             description: row.description,
             agent: row.agent,
+            parameters: row.parameters.map(|parameters| parameters.0),
             bindings: row.bindings.0,
         };
         (key, tool)

@@ -4,6 +4,7 @@
 mod ask_user;
 mod delegate_tasks;
 mod get_subtask_result;
+mod http_request;
 mod wait_for_signal;
 mod wait_until;
 
@@ -16,9 +17,10 @@ use crate::domain::{
 use secrecy::{ExposeSecret, SecretString};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 pub use delegate_tasks::Context;
+pub use http_request::{Http, HttpRequest, Sent};
 
 /// A tool as it is listed and as models are shown it. The description is a prompt file.
 #[derive(Clone, Debug)]
@@ -91,6 +93,8 @@ pub enum ToolOutcome {
     Delegate(Plan),
     /// The task rests until this has happened.
     Wait(WaitFor),
+    /// `Http::send` is to send it.
+    Http(Box<HttpRequest>),
     ReadSubtask {
         task: TaskId,
         offset: usize,
@@ -105,6 +109,7 @@ pub fn catalogue() -> Vec<Tool> {
         get_subtask_result::tool(),
         wait_until::tool(),
         wait_for_signal::tool(),
+        http_request::tool(),
     ]
 }
 
@@ -117,10 +122,18 @@ pub fn bases() -> Vec<Base> {
             .into_iter()
             .chain(arguments(&tool.author_arguments))
             .collect(),
+        author_only: arguments(&tool.author_arguments)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect(),
         keeps_arguments: tool.keeps_arguments,
+        takes_parameters: tool.name == http_request::NAME,
     });
     bases.collect()
 }
+
+/// What configured tools of this process are filled by.
+static BASES: LazyLock<Vec<Base>> = LazyLock::new(bases);
 
 /// Runs a call of a granted tool. `arguments` is JSON object text; `granted` is what this agent may call, and `secrets`
 /// are the values of the credentials that are bound to the tool.
@@ -135,13 +148,20 @@ pub fn call(
         return ToolOutcome::TellModel(unknown(name, granted));
     };
     let instance = tool.instance.as_deref();
-    let filled = instance.and_then(|instance| {
-        let secret = |id| {
-            let found = secrets.iter().find(|(known, _)| *known == id);
-            found.map(|(_, value)| value.expose_secret())
-        };
-        instance.tool.fill(arguments, secret)
-    });
+    let base = BASES.iter().find(|base| base.name == tool.base);
+    let filled = match (instance, base) {
+        (Some(instance), Some(base)) => {
+            let secret = |id| {
+                let found = secrets.iter().find(|(known, _)| *known == id);
+                found.map(|(_, value)| value.expose_secret())
+            };
+            match instance.tool.fill(arguments, base, secret) {
+                Ok(filled) => Some(filled),
+                Err(fault) => return ToolOutcome::TellModel(fault),
+            }
+        }
+        (Some(_) | None, _) => None,
+    };
     let arguments = filled.as_deref().unwrap_or(arguments);
     let outcome = match tool.base {
         delegate_tasks::NAME => delegate_tasks::call(arguments, instance, context),
@@ -149,6 +169,7 @@ pub fn call(
         get_subtask_result::NAME => get_subtask_result::call(arguments),
         wait_until::NAME => wait_until::call(arguments),
         wait_for_signal::NAME => wait_for_signal::call(arguments),
+        http_request::NAME => http_request::call(arguments, instance),
         _ => Err(unknown(name, granted)),
     };
     outcome.unwrap_or_else(|text| {
@@ -360,6 +381,9 @@ mod tests {
 
     /// Arguments that fit the schema.
     fn fitting(schema: &Value) -> Value {
+        if let Some(choices) = schema["enum"].as_array() {
+            return choices[0].clone();
+        }
         match schema["type"].as_str() {
             Some("object") => {
                 let fields = schema["properties"].as_object().into_iter().flatten();
@@ -368,6 +392,7 @@ mod tests {
             Some("array") => Value::Array(vec![schema.get("items").map_or(1.into(), fitting)]),
             Some("string") => match schema["format"].as_str() {
                 Some("date-time") => "2030-01-01T00:00:00Z".into(),
+                Some("uri") => "https://example.com/".into(),
                 _ => "0193a5b0-0000-7000-8000-000000000000".into(),
             },
             Some("boolean") => true.into(),
@@ -382,7 +407,9 @@ mod tests {
             Some("boolean" | "string") => serde_json::json!(5),
             _ => "text".into(),
         };
-        all.push((path.to_owned(), wrong));
+        if schema.get("type").is_some() {
+            all.push((path.to_owned(), wrong));
+        }
         if let Value::Object(fields) = good {
             let at = |name: &str| match path {
                 "" => name.to_owned(),
@@ -401,9 +428,11 @@ mod tests {
                 whole.shift_remove(name);
                 all.push((name.to_owned(), Value::Object(whole)));
             }
-            let mut whole = fields.clone();
-            whole.insert("extra".into(), 1.into());
-            all.push((at("extra"), Value::Object(whole)));
+            if schema["additionalProperties"] == false {
+                let mut whole = fields.clone();
+                whole.insert("extra".into(), 1.into());
+                all.push((at("extra"), Value::Object(whole)));
+            }
         }
         if let (Value::Array(items), Some(schema)) = (good, schema.get("items")) {
             for (path, value) in broken(schema, &items[0], &format!("{path}[0]")) {

@@ -21,6 +21,7 @@ use crate::{
         self,
         steps::{Claimed, GiveBack},
     },
+    tools::Http,
     vault::Vault,
 };
 use context::{Context, Loader};
@@ -41,6 +42,7 @@ struct Shared {
     pool: PgPool,
     hub: Arc<Hub>,
     models: Models,
+    http: Http,
     loader: Loader,
     vault: Arc<Vault>,
     checkpointer: Checkpointer,
@@ -101,6 +103,7 @@ impl Worker {
                 config.tools.max_result_chars,
             ),
             vault,
+            http: Http::from_config(config),
             held: Arc::default(),
             running: TaskTracker::new(),
             limits: delegation::Limits {

@@ -370,6 +370,10 @@ async fn run_calls(
     Ok(())
 }
 
+/// Of a call that an earlier attempt has begun, and that must not be made twice (X-15).
+const OUTCOME_UNKNOWN: &str = "The call was interrupted, and it is not one that may be repeated. Whether it had an \
+    effect is unknown: it may have. Look whether it had before you call again.";
+
 /// What a call has come to.
 struct Executed {
     text: String,
@@ -498,6 +502,16 @@ async fn execute_with(
                     Waited::Refused(reason) => Some(Executed::error(reason)),
                     Waited::Stale => None,
                 }
+            }
+            ToolOutcome::Http(request) if claim.attempt > 1 && !request.is_repeatable => {
+                Some(Executed::error(OUTCOME_UNKNOWN.into()))
+            }
+            ToolOutcome::Http(request) => {
+                let sent = shared.http.send(&request, claim.step).await;
+                Some(Executed {
+                    is_error: sent.content.is_none(),
+                    ..Executed::ok(sent.text)
+                })
             }
             ToolOutcome::ReadSubtask { task, offset } => {
                 let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;

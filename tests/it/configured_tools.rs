@@ -276,7 +276,7 @@ async fn a_tool_names_nothing_of_another_workspace() {
 }
 
 /// A tool of the demo workspace.
-async fn tool(engine: &Engine, body: Value) -> ConfiguredTool {
+pub async fn tool(engine: &Engine, body: Value) -> ConfiguredTool {
     let tool = ConfiguredTool::parse(&body, &tools::bases()).unwrap();
     configured_tools::create(&engine.pool, engine.workspace(), &tool)
         .await
@@ -284,7 +284,7 @@ async fn tool(engine: &Engine, body: Value) -> ConfiguredTool {
         .tool
 }
 
-async fn post_to(engine: &Engine, agent: AgentId, text: &str) -> TaskId {
+pub async fn post_to(engine: &Engine, agent: AgentId, text: &str) -> TaskId {
     engine
         .submit(engine.message(Recipient::Agent(agent), text))
         .await
@@ -541,7 +541,7 @@ async fn a_lent_agent_has_no_configured_tool() {
     engine.close().await;
 }
 
-async fn secret(engine: &Engine, home: WorkspaceId, value: &str) -> CredentialId {
+pub async fn secret(engine: &Engine, home: WorkspaceId, value: &str) -> CredentialId {
     let vault = Vault::from_config(&engine.config.credentials);
     let new = NewCredential::parse(&json!({"name": "c", "value": value})).unwrap();
     credentials::create(&engine.pool, &vault, home, &new)

@@ -29,13 +29,14 @@ const WRITES_ELSEWHERE: [(&str, &str); 1] = [(
 )];
 
 /// Where the clock of this machine is read.
-const CLOCK_OF_THIS_MACHINE: [(&str, &str); 4] = [
+const CLOCK_OF_THIS_MACHINE: [(&str, &str); 5] = [
     ("src/api/auth.rs", "tokens name the time at which they end"),
     ("src/api/stream.rs", "a stream ends with its token"),
     (
         "src/llm/http.rs",
         "Retry-After may be a date; a duration is made of it",
     ),
+    ("src/tools/http_request/send.rs", "as above"),
     (
         "src/commands/doctor.rs",
         "compares this clock with the database's",

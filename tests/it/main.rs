@@ -33,6 +33,7 @@ mod engine;
 mod flags;
 mod forced;
 mod http;
+mod http_request;
 mod inbox;
 mod large;
 mod layers;

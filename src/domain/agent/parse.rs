@@ -90,7 +90,7 @@ fn read_definition(body: Map<String, Value>, problems: &mut Problems) -> AgentDe
     fields.refuse_the_rest();
     check_config(&config, problems);
     if let Some(schema) = &output_schema {
-        problems.0.extend(check_schema(schema));
+        problems.0.extend(check_schema("output_schema", schema));
     }
     AgentDefinition {
         name,

@@ -1,0 +1,3 @@
+set local lock_timeout = '500ms';
+
+alter table configured_tools drop column parameters;
