@@ -236,6 +236,7 @@ pub struct Worker {
     pub tags: Vec<String>,
     pub lease_seconds: u32,
     pub max_attempts: u32,
+    pub max_parallel_tool_calls: u32,
     pub poll_interval_ms: u64,
     pub batch: u32,
 }

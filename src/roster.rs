@@ -137,15 +137,10 @@ impl Assembler {
             let Some(version) = known.get(&key.agent) else {
                 continue;
             };
-            assemblies.entry(*key).or_insert_with(|| {
-                let allowed = !key.delegation_disabled && key.depth < self.max_depth;
-                let own = configured.get(key).map(Vec::as_slice).unwrap_or_default();
-                let tools = self.granted(version, own, allowed);
-                Assembly {
-                    definition: version.definition.clone(),
-                    tools,
-                    roster: None,
-                }
+            assemblies.entry(*key).or_insert_with(|| Assembly {
+                definition: version.definition.clone(),
+                tools: self.granted(version, configured.get(key), key),
+                roster: None,
             });
         }
 
@@ -171,13 +166,27 @@ impl Assembler {
         Ok(assemblies)
     }
 
+    /// What the agent may call at this moment. `None` where its version can not be read.
+    pub async fn tools(
+        &self,
+        conn: &mut PgConnection,
+        key: Key,
+    ) -> Result<Option<Vec<Granted>>, store::Error> {
+        let known = self.known_versions(conn, &[key]).await?;
+        let configured = self.configured(conn, &[key], &known).await?;
+        let version = known.get(&key.agent);
+        Ok(version.map(|version| self.granted(version, configured.get(&key), &key)))
+    }
+
     /// What the agent may call: of the base tools and of the configured ones that are there for it.
     fn granted(
         &self,
         version: &Known,
-        own: &[(&'static str, Arc<Instance>)],
-        allowed: bool,
+        own: Option<&Vec<(&'static str, Arc<Instance>)>>,
+        key: &Key,
     ) -> Vec<Granted> {
+        let allowed = !key.delegation_disabled && key.depth < self.max_depth;
+        let own = own.map(Vec::as_slice).unwrap_or_default();
         let configured = own.iter().map(|(base, instance)| ToolInfo {
             name: instance.tool.name.as_str(),
             default_enabled: false,

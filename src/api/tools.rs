@@ -32,7 +32,8 @@ pub struct ToolView {
     pub schema: Value,
     /// Given to agents that list no tools.
     pub default_enabled: bool,
-    /// `parallel` or `exclusive`.
+    /// Whether its calls may overlap with others of their turn: `parallel`, `exclusive`, or `by_arguments` where that depends
+    /// on the call.
     #[schema(example = "exclusive")]
     pub concurrency: &'static str,
     pub tags: &'static [&'static str],
@@ -76,7 +77,7 @@ async fn list_tools(State(app): State<App>, caller: Caller) -> Result<Json<ToolP
         description: words(tool),
         schema: tool.schema.clone(),
         default_enabled: tool.default_enabled,
-        concurrency: tool.concurrency,
+        concurrency: tool.concurrency.as_str(),
         tags: tool.tags,
         base_tool: None,
         configured_tool_id: None,
@@ -103,7 +104,7 @@ async fn list_tools(State(app): State<App>, caller: Caller) -> Result<Json<ToolP
             description: instance.description(&words(base)),
             schema,
             default_enabled: false,
-            concurrency: base.concurrency,
+            concurrency: base.concurrency.as_str(),
             tags: base.tags,
             base_tool: Some(base.name),
             configured_tool_id: Some(stored.id),

@@ -113,6 +113,11 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         ),
         ("worker.max_attempts", worker.max_attempts.into(), 1..=100),
         (
+            "worker.max_parallel_tool_calls",
+            worker.max_parallel_tool_calls.into(),
+            1..=1000,
+        ),
+        (
             "worker.poll_interval_ms",
             worker.poll_interval_ms,
             10..=60_000,

@@ -25,4 +25,5 @@ pub mod task;
 pub mod task_await;
 pub mod template;
 pub mod text;
+pub mod turn;
 pub mod why;

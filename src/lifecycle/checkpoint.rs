@@ -4,7 +4,13 @@
 //! longer holds its step is dropped, and nothing of it remains (T-11). Nearly every decision finds its task as it was
 //! claimed, so decisions are first written as if all did: one statement, which undoes itself if one does not.
 
-use super::{Draft, announce, event, finish, is_live, together_or_each};
+pub use super::advance::{Limits, Next};
+
+use super::{
+    Draft,
+    advance::{self, Calls, Turns},
+    announce, event, finish, is_live, together_or_each,
+};
 use crate::{
     domain::{
         decision::{Decision, Spent, ToolCall},
@@ -12,20 +18,19 @@ use crate::{
         output::Answer,
         step::{Claim, StepKey, StepStatus},
         task::{Failure, TaskKey, TaskState},
+        turn::Concurrency,
     },
     runtime::{Batcher, Hub},
     store::{
         self,
-        changes::{
-            Call, Changes, DecisionLog, EndedStep, EventKind, ItemKind, NewStep, TaskChange,
-        },
+        changes::{Changes, DecisionLog, EndedStep, EventKind, ItemKind, TaskChange},
         steps::StepState,
     },
 };
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -43,7 +48,8 @@ pub enum Outcome {
     Decided(Box<Decided>),
     /// A tool call has a result.
     Called(Box<Called>),
-    /// The step can not be done; the task fails with it, unless somebody has written to it meanwhile.
+    /// The step can not be done. With a decide step the task fails, unless somebody has written to it meanwhile; with a call
+    /// when the others of its turn have ended.
     Failed {
         failure: Failure,
         /// `None`: no model was asked.
@@ -64,6 +70,8 @@ impl Outcome {
 #[derive(Clone, Debug)]
 pub struct Decided {
     pub decision: Decision,
+    /// How its calls may overlap.
+    pub concurrency: Vec<Concurrency>,
     /// What becomes of its text if it has no calls.
     pub answer: Answer,
     /// The task as it was claimed. If it still is, its decision is committed without a lock.
@@ -92,19 +100,18 @@ pub struct PromptRecord {
 
 #[derive(Clone, Debug)]
 pub struct Called {
-    pub call: Call,
     pub result: String,
     pub is_error: bool,
     /// Children that this call has made; they start with its result (D-20).
     pub start: Vec<TaskKey>,
-    /// The call after this one in the turn.
-    pub next: Option<Call>,
+    /// All calls of the turn, and how they may overlap as things are now.
+    pub calls: Arc<[ToolCall]>,
+    pub concurrency: Vec<Concurrency>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Committed {
-    /// Done; `Some`: the worker now holds the next call of the turn.
-    Done(Option<Claim>),
+    Done(Next),
     /// The claim no longer holds: drop the work.
     Stale,
 }
@@ -116,14 +123,14 @@ pub struct Checkpointer {
 }
 
 impl Checkpointer {
-    /// At most `batch` results per transaction. `lease_secs` is the lease of calls that are started.
-    pub fn start(pool: PgPool, hub: Arc<Hub>, lease_secs: u32, batch: usize) -> Self {
+    /// At most `batch` results per transaction.
+    pub fn start(pool: PgPool, hub: Arc<Hub>, limits: Limits, batch: usize) -> Self {
         let known = Arc::new(KnownPrompts::default());
         let batcher = Batcher::start(batch, 1, move |commits: Vec<Commit>| {
             let (pool, hub, known) = (pool.clone(), hub.clone(), known.clone());
             async move {
                 together_or_each(&commits, |some| {
-                    Box::pin(commit_batch(&pool, &hub, &known, lease_secs, some))
+                    Box::pin(commit_batch(&pool, &hub, &known, limits, some))
                 })
                 .await
             }
@@ -145,18 +152,18 @@ async fn commit_batch(
     pool: &PgPool,
     hub: &Hub,
     known: &KnownPrompts,
-    lease_secs: u32,
+    limits: Limits,
     commits: &[Commit],
 ) -> Result<Vec<Committed>, store::Error> {
     let new_prompts = unknown_prompts(known, commits);
     let at_once = match new_prompts.is_empty() {
-        true => commit_as_claimed(pool, lease_secs, commits).await?,
+        true => commit_as_claimed(pool, limits, commits).await?,
         false => None,
     };
     let (done, changes) = match at_once {
         Some(written) => written,
         None => {
-            let written = commit_locked(pool, lease_secs, commits, &new_prompts).await?;
+            let written = commit_locked(pool, limits, commits, &new_prompts).await?;
             remember(known, &new_prompts);
             written
         }
@@ -180,7 +187,7 @@ type Written = (Vec<Committed>, Changes);
 /// not as it was, or not known; nothing is written then.
 async fn commit_as_claimed(
     pool: &PgPool,
-    lease_secs: u32,
+    limits: Limits,
     commits: &[Commit],
 ) -> Result<Option<Written>, store::Error> {
     let mut tasks = HashMap::with_capacity(commits.len());
@@ -193,7 +200,7 @@ async fn commit_as_claimed(
         };
         tasks.insert(task.key, task.clone());
     }
-    let (done, changes) = write_all(tasks, commits, |_| true, lease_secs)?;
+    let (done, changes) = write_all(tasks, Turns::default(), commits, |_| true, limits)?;
     if done.contains(&Committed::Stale) {
         return Ok(None);
     }
@@ -207,7 +214,7 @@ async fn commit_as_claimed(
 
 async fn commit_locked(
     pool: &PgPool,
-    lease_secs: u32,
+    limits: Limits,
     commits: &[Commit],
     new_prompts: &[(WorkspaceId, [u8; 32], Value)],
 ) -> Result<Written, store::Error> {
@@ -226,8 +233,12 @@ async fn commit_locked(
                 .get(&claim.key)
                 .is_some_and(|s| s.status == StepStatus::Running && s.attempt == claim.attempt)
         };
+        let in_turns = commits.iter().filter(|commit| needs_its_turn(commit));
+        let turns = Turns::load(&mut tx, in_turns.map(|commit| commit.claim.key)).await?;
         let tasks = tasks.into_iter().map(|t| (t.key, t)).collect();
-        let (done, changes) = write_all(tasks, commits, holds, lease_secs)?;
+        let (done, mut changes) = write_all(tasks, turns, commits, holds, limits)?;
+        let failed: Vec<_> = failed_calls(commits, &done).collect();
+        finish::end_unstarted(&mut tx, &mut changes, &failed).await?;
         if !new_prompts.is_empty() {
             store::prompts::keep(&mut tx, new_prompts).await?;
         }
@@ -237,65 +248,148 @@ async fn commit_locked(
     })
 }
 
+/// Whose turn is to be looked at: a call that is alone in it says all that there is to know.
+fn needs_its_turn(commit: &Commit) -> bool {
+    match &commit.outcome {
+        Outcome::Decided(_) => false,
+        Outcome::Called(called) => called.calls.len() > 1,
+        Outcome::Failed { .. } => commit.claim.key.ordinal > 0,
+    }
+}
+
+/// The calls that have failed.
+fn failed_calls<'a>(
+    commits: &'a [Commit],
+    done: &'a [Committed],
+) -> impl Iterator<Item = (TaskKey, StepId)> + 'a {
+    commits.iter().zip(done).filter_map(|(commit, done)| {
+        let failed = matches!(commit.outcome, Outcome::Failed { .. }) && *done != Committed::Stale;
+        let Claim { key, step, .. } = commit.claim;
+        (failed && key.ordinal > 0).then_some((key.task_key(), step))
+    })
+}
+
 /// The answer to each result, and what is to be written.
 fn write_all(
-    mut tasks: HashMap<TaskKey, TaskState>,
+    tasks: HashMap<TaskKey, TaskState>,
+    turns: Turns,
     commits: &[Commit],
     holds: impl Fn(&Claim) -> bool,
-    lease_secs: u32,
+    limits: Limits,
 ) -> Result<Written, store::Error> {
-    let mut changes = Changes::default();
+    let tasks = tasks.into_iter().map(|(key, t)| (key, TaskChange::of(t)));
+    let mut tasks: HashMap<TaskKey, TaskChange> = tasks.collect();
+    let mut writing = Writing {
+        changes: Changes::default(),
+        turns,
+        limits,
+    };
+    let mut ended = HashSet::new();
+    let mut changed = HashSet::new();
     let mut done = Vec::with_capacity(commits.len());
     for Commit { claim, outcome } in commits {
-        let key = claim.key.task_key();
-        let live = tasks.get(&key).is_some_and(|t| is_live(t, claim));
-        // A task has one active step, so each is met once; a second result for it finds it gone.
-        let Some(state) = (live && holds(claim)).then(|| tasks.remove(&key)).flatten() else {
+        let task = tasks.get_mut(&claim.key.task_key());
+        // Two calls of a turn may end together; but a second result for one step finds it gone.
+        let task = task.filter(|t| is_live(&t.state, claim) && holds(claim));
+        let Some(task) = task.filter(|_| ended.insert(claim.key)) else {
             done.push(Committed::Stale);
             continue;
         };
-        let mut task = TaskChange::of(state);
-        let next = write(&mut changes, &mut task, claim, outcome, lease_secs)?;
-        done.push(Committed::Done(next));
-        changes.tasks.push(task);
+        done.push(Committed::Done(writing.write(task, claim, outcome)?));
+        changed.insert(task.state.key);
     }
+    let mut changes = writing.changes;
+    changes.tasks = changed
+        .into_iter()
+        .filter_map(|key| tasks.remove(&key))
+        .collect();
     // The order in which tasks are locked.
     changes.tasks.sort_unstable_by_key(|t| t.state.key);
     Ok((done, changes))
 }
 
-/// Adds one result to `changes`; returns the claim of the next call.
-fn write(
-    changes: &mut Changes,
-    task: &mut TaskChange,
-    claim: &Claim,
-    outcome: &Outcome,
-    lease_secs: u32,
-) -> Result<Option<Claim>, store::Error> {
-    match outcome {
-        Outcome::Decided(decided) => write_decision(changes, task, claim, decided, lease_secs),
-        Outcome::Called(called) => Ok(write_result(changes, task, claim, called, lease_secs)),
-        Outcome::Failed { failure, asked } => {
-            let asked = asked.as_deref();
-            changes.ended_steps.push(EndedStep {
-                model: asked.map(|asked| asked.model.clone()),
-                spent: asked.map(|asked| asked.spent),
-                error: Some(failure.message.clone()),
-                ..ended(claim, StepStatus::Failed)
-            });
-            if let Some(asked) = asked {
-                let answer = json!({"error": failure});
-                changes.logs.push(log(claim, asked, answer));
+/// A transaction in the making.
+struct Writing {
+    changes: Changes,
+    turns: Turns,
+    limits: Limits,
+}
+
+impl Writing {
+    fn write(
+        &mut self,
+        task: &mut TaskChange,
+        claim: &Claim,
+        outcome: &Outcome,
+    ) -> Result<Next, store::Error> {
+        match outcome {
+            Outcome::Decided(decided) => {
+                write_decision(&mut self.changes, task, claim, decided, self.limits)
             }
-            if asked.is_some_and(|asked| task.state.news_seq > asked.seen_seq) {
-                // A message that has come meanwhile is answered, as it would be had it come a moment later (T-4, T-7).
-                let key = task.state.key;
-                changes.events.push(event(key, EventKind::TurnCommitted));
-            } else {
-                finish::end(changes, task, finish::End::Failed(failure.clone()))?;
+            Outcome::Called(called) => self.write_result(task, claim, called),
+            Outcome::Failed { failure, asked } => {
+                self.write_failure(task, claim, failure, asked.as_deref())?;
+                Ok(Next::default())
             }
-            Ok(None)
         }
+    }
+
+    fn write_result(
+        &mut self,
+        task: &mut TaskChange,
+        claim: &Claim,
+        called: &Called,
+    ) -> Result<Next, store::Error> {
+        let Called {
+            result, is_error, ..
+        } = called;
+        let changes = &mut self.changes;
+        changes.ended_steps.push(EndedStep {
+            result: Some(result.clone()),
+            is_error: Some(*is_error),
+            ..ended(claim, StepStatus::Completed)
+        });
+        let children = called.start.iter();
+        let start = children.map(|child| event(*child, EventKind::NewMessage));
+        changes.events.extend(start);
+        let calls = Calls {
+            calls: &called.calls,
+            concurrency: &called.concurrency,
+        };
+        let result = (result.as_str(), *is_error);
+        self.turns
+            .settle(changes, task, claim, result, calls, self.limits)
+    }
+
+    fn write_failure(
+        &mut self,
+        task: &mut TaskChange,
+        claim: &Claim,
+        failure: &Failure,
+        asked: Option<&Asked>,
+    ) -> Result<(), store::Error> {
+        let changes = &mut self.changes;
+        changes.ended_steps.push(EndedStep {
+            model: asked.map(|asked| asked.model.clone()),
+            spent: asked.map(|asked| asked.spent),
+            failure: Some(failure.clone()),
+            ..ended(claim, StepStatus::Failed)
+        });
+        if claim.key.ordinal > 0 {
+            return self.turns.fail(changes, task, claim.key, failure);
+        }
+        if let Some(asked) = asked {
+            let answer = json!({"error": failure});
+            changes.logs.push(log(claim, asked, answer));
+        }
+        if asked.is_some_and(|asked| task.state.news_seq > asked.seen_seq) {
+            // A message that has come meanwhile is answered, as it would be had it come a moment later (T-4, T-7).
+            let key = task.state.key;
+            changes.events.push(event(key, EventKind::TurnCommitted));
+        } else {
+            finish::end(changes, task, finish::End::Failed(failure.clone()))?;
+        }
+        Ok(())
     }
 }
 
@@ -304,10 +398,11 @@ fn write_decision(
     task: &mut TaskChange,
     claim: &Claim,
     decided: &Decided,
-    lease_secs: u32,
-) -> Result<Option<Claim>, store::Error> {
+    limits: Limits,
+) -> Result<Next, store::Error> {
     let Decided {
         decision,
+        concurrency,
         answer,
         asked,
         ..
@@ -329,20 +424,14 @@ fn write_decision(
     };
     task.add_item(changes, message.text(text));
     task.state.seen_seq = asked.seen_seq;
-    if let Some(first) = calls.first() {
-        return Ok(Some(start_call(
-            changes,
-            task,
-            claim,
-            &as_call(first),
-            1,
-            lease_secs,
-        )));
+    if !calls.is_empty() {
+        let calls = Calls { calls, concurrency };
+        return Ok(advance::begin(changes, task, claim, calls, limits));
     }
     if task.state.has_news() {
         // Somebody wrote while the model was answering: it is asked again (T-4, H-44).
         changes.events.push(event(key, EventKind::TurnCommitted));
-        return Ok(None);
+        return Ok(Next::default());
     }
     match answer {
         Answer::Final(output) => {
@@ -358,90 +447,7 @@ fn write_decision(
         }
         Answer::Unfit(failure) => finish::end(changes, task, finish::End::Failed(failure.clone()))?,
     }
-    Ok(None)
-}
-
-fn write_result(
-    changes: &mut Changes,
-    task: &mut TaskChange,
-    claim: &Claim,
-    called: &Called,
-    lease_secs: u32,
-) -> Option<Claim> {
-    let Called {
-        call,
-        result,
-        is_error,
-        start,
-        next,
-    } = called;
-    changes.ended_steps.push(EndedStep {
-        result: Some(result.clone()),
-        is_error: Some(*is_error),
-        ..ended(claim, StepStatus::Completed)
-    });
-    let item = Draft {
-        turn: Some(claim.key.turn),
-        ..Draft::new(ItemKind::ToolResult)
-    };
-    let data = json!({"ordinal": claim.key.ordinal, "call_id": call.call_id, "name": call.tool, "is_error": is_error});
-    task.state.news_seq = task.add_item(changes, item.text(result).data(data));
-    changes.events.extend(
-        start
-            .iter()
-            .map(|child| event(*child, EventKind::NewMessage)),
-    );
-    match next {
-        Some(next) => Some(start_call(
-            changes,
-            task,
-            claim,
-            next,
-            claim.key.ordinal + 1,
-            lease_secs,
-        )),
-        None => {
-            changes
-                .events
-                .push(event(task.state.key, EventKind::TurnCommitted));
-            None
-        }
-    }
-}
-
-/// Starts a call on the worker that holds the turn: its step is written as running.
-fn start_call(
-    changes: &mut Changes,
-    task: &mut TaskChange,
-    claim: &Claim,
-    call: &Call,
-    ordinal: i32,
-    lease_secs: u32,
-) -> Claim {
-    let key = StepKey::of(task.state.key, claim.key.turn, ordinal);
-    let id = StepId::new();
-    let item = Draft {
-        turn: Some(claim.key.turn),
-        ..Draft::new(ItemKind::ToolCall)
-    };
-    let data =
-        json!({"step_id": id, "ordinal": ordinal, "call_id": call.call_id, "name": call.tool});
-    task.add_item(changes, item.data(data));
-    changes.new_steps.push(NewStep {
-        key,
-        id,
-        stop_generation: claim.stop_generation,
-        priority: task.state.priority,
-        call: Some(call.clone()),
-        held_by: Some((claim.worker, lease_secs)),
-    });
-    Claim {
-        key,
-        step: id,
-        attempt: 1,
-        worker: claim.worker,
-        stop_generation: claim.stop_generation,
-    }
+    Ok(Next::default())
 }
 
 fn ended(claim: &Claim, status: StepStatus) -> EndedStep {
@@ -453,16 +459,7 @@ fn ended(claim: &Claim, status: StepStatus) -> EndedStep {
         is_error: None,
         model: None,
         spent: None,
-        error: None,
-    }
-}
-
-/// The call as its step keeps it.
-pub fn as_call(call: &ToolCall) -> Call {
-    Call {
-        call_id: call.id.clone(),
-        tool: call.name.clone(),
-        arguments: call.arguments.clone(),
+        failure: None,
     }
 }
 

@@ -1,7 +1,10 @@
 //! Taking steps from the queue and keeping them.
 
 use crate::{
-    domain::{ids::ProcessId, step::Claim},
+    domain::{
+        ids::ProcessId,
+        step::{Claim, StepKey},
+    },
     store::{self, steps::Claimed},
 };
 use sqlx::PgPool;
@@ -16,6 +19,17 @@ pub async fn claim(
 ) -> Result<Vec<Claimed>, store::Error> {
     let mut conn = pool.acquire().await?;
     store::steps::claim_all_workspaces(&mut conn, worker, lease_secs, limit).await
+}
+
+/// Claims the first queued call of the turn that `step` belongs to.
+pub async fn claim_of_turn(
+    pool: &PgPool,
+    step: StepKey,
+    worker: ProcessId,
+    lease_secs: u32,
+) -> Result<Option<Claim>, store::Error> {
+    let mut conn = pool.acquire().await?;
+    store::steps::claim_of_turn(&mut conn, step, worker, lease_secs).await
 }
 
 /// Extends the leases that are still held.

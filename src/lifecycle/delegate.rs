@@ -11,7 +11,7 @@ use crate::{
         delegation::{Mode, Plan, Refusal, Started, check_targets, check_tree_size},
         ids::{AgentId, GroupId, ItemId, TaskId, WorkspaceId},
         step::Claim,
-        task::{NewTask, ParentRef, TaskKey, TaskState},
+        task::{NewTask, ParentRef, TaskKey},
         task_await::{SourceType, Strategy},
     },
     runtime::Batcher,
@@ -105,8 +105,10 @@ pub async fn delegate(
             .flat_map(|r| [r.root(), r.claim.key.task_key()])
             .collect();
         let locked = store::tasks::lock(&mut tx, &keys).await?;
-        let mut parents: HashMap<TaskKey, TaskState> =
-            locked.into_iter().map(|t| (t.key, t)).collect();
+        let mut parents: HashMap<TaskKey, TaskChange> = locked
+            .into_iter()
+            .map(|t| (t.key, TaskChange::of(t)))
+            .collect();
         let calls: Vec<_> = requests.iter().map(|r| (r.claim, r.setup.root)).collect();
         let before = store::tasks::before_spawn(&mut tx, &calls).await?;
         let targets = targets(&mut tx, requests).await?;
@@ -115,10 +117,10 @@ pub async fn delegate(
         let mut answers = Vec::with_capacity(requests.len());
         for (request, before) in requests.iter().zip(before) {
             let claim = &request.claim;
-            // A task has one active step, so each parent is met once.
+            // Several calls may be of one parent.
             let parent = parents
-                .remove(&claim.key.task_key())
-                .filter(|parent| before.holds && is_live(parent, claim));
+                .get_mut(&claim.key.task_key())
+                .filter(|parent| before.holds && is_live(&parent.state, claim));
             let Some(parent) = parent else {
                 answers.push(Delegated::Stale);
                 continue;
@@ -144,10 +146,14 @@ pub async fn delegate(
                 continue;
             }
             *live += request.plan.children.len() as i64;
-            let parent = TaskChange::of(parent);
             answers.push(made.add(request, parent, before.delegation_disabled, &targets));
         }
         if !made.tasks.is_empty() {
+            made.changes.tasks = parents
+                .into_values()
+                .filter(|parent| parent.state.last_seq > parent.was_seq)
+                .collect();
+            made.changes.tasks.sort_unstable_by_key(|t| t.state.key);
             store::tasks::insert(&mut tx, &made.tasks, true).await?;
             store::awaits::insert_groups(&mut tx, &made.groups).await?;
             store::changes::apply(&mut tx, &made.changes).await?;
@@ -239,7 +245,7 @@ impl Made {
     fn add(
         &mut self,
         request: &Request,
-        mut parent: TaskChange,
+        parent: &mut TaskChange,
         delegation_disabled: bool,
         targets: &Targets,
     ) -> Delegated {
@@ -307,7 +313,6 @@ impl Made {
             ..Draft::new(ItemKind::Delegation)
         };
         parent.add_item(&mut self.changes, item.data(card));
-        self.changes.tasks.push(parent);
         let children = new
             .iter()
             .map(|t| Started {

@@ -4,12 +4,17 @@
 use super::Draft;
 use crate::{
     domain::{
-        task::{Failure, IllegalTransition, On},
+        ids::StepId,
+        task::{Failure, IllegalTransition, On, TaskKey},
         task_await::SourceType,
     },
-    store::changes::{Changes, NewSignal, TaskChange},
+    store::{
+        self,
+        changes::{Changes, NewSignal, TaskChange},
+    },
 };
 use serde_json::json;
+use sqlx::PgConnection;
 
 pub(super) enum End {
     Completed(String),
@@ -48,6 +53,25 @@ pub(super) fn end(
             source_type: SourceType::ChildTask,
             key: task.state.key.task.to_string(),
         });
+    }
+    Ok(())
+}
+
+/// Stops the children that these calls, which have failed, have made but not started: nobody else would ever end them.
+pub(super) async fn end_unstarted(
+    conn: &mut PgConnection,
+    changes: &mut Changes,
+    calls: &[(TaskKey, StepId)],
+) -> Result<(), store::Error> {
+    if calls.is_empty() {
+        return Ok(());
+    }
+    let unstarted = store::steps::unstarted_children(conn, calls).await?;
+    for state in store::tasks::lock(conn, &unstarted).await? {
+        let mut child = TaskChange::of(state);
+        if end(changes, &mut child, End::Stopped(None)).is_ok() {
+            changes.tasks.push(child);
+        }
     }
     Ok(())
 }

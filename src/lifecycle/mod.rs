@@ -8,6 +8,7 @@
 //! are locked after groups (`match_signals`) are taken with `skip locked` too. Every write repeats its guard even under a
 //! lock. A deadlock or a lost race rolls back and is tried again.
 
+mod advance;
 pub mod agents;
 pub mod api_keys;
 pub mod backfill;

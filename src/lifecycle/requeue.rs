@@ -1,6 +1,6 @@
 //! Steps that go back to the queue: a model that asks for patience, a shutdown, a lost lease (T-12, T-14).
 
-use super::{announce, finish};
+use super::{advance::Turns, announce, finish};
 use crate::{
     domain::{
         step::{Claim, StepKey, StepStatus},
@@ -10,10 +10,11 @@ use crate::{
     store::{
         self,
         changes::{Changes, EndedStep, TaskChange},
-        steps::GiveBack,
+        steps::{GiveBack, StepState},
     },
 };
 use sqlx::PgPool;
+use std::collections::{HashMap, HashSet};
 
 /// Gives a held step back. Nothing happens when the claim no longer holds.
 pub async fn give_back(
@@ -31,7 +32,7 @@ pub async fn give_back(
 }
 
 /// Takes back at most `batch` steps whose lease has run out. One that has lost its worker `attempts_max` times fails,
-/// and its task with it.
+/// and its task with it: at once, or when the other calls of the turn have ended.
 pub async fn reap(
     pool: &PgPool,
     hub: &Hub,
@@ -45,32 +46,31 @@ pub async fn reap(
             return Ok((0, Changes::default()));
         }
         let keys: Vec<TaskKey> = expired.iter().map(|k| k.task_key()).collect();
-        let tasks = store::tasks::lock(&mut tx, &keys).await?;
+        let tasks = store::tasks::lock(&mut tx, &keys).await?.into_iter();
+        let mut tasks: HashMap<TaskKey, TaskChange> =
+            tasks.map(|t| (t.key, TaskChange::of(t))).collect();
         let steps = store::steps::lock(&mut tx, &expired).await?;
+        let lost = steps
+            .iter()
+            .filter(|step| step.status == StepStatus::Running && step.lease_expired);
+        let (back, failed): (Vec<&StepState>, Vec<&StepState>) =
+            lost.partition(|step| step.lost_leases + 1 < attempts_max as i32);
+        let calls = || failed.iter().filter(|step| step.key.ordinal > 0);
+        let mut turns = Turns::load(&mut tx, calls().map(|step| step.key)).await?;
         let mut changes = Changes::default();
-        let mut back: Vec<(StepKey, i32, GiveBack)> = Vec::new();
-        let mut orphans = Vec::new();
-        for step in &steps {
-            if step.status != StepStatus::Running || !step.lease_expired {
-                continue;
-            }
-            if step.lost_leases + 1 < attempts_max as i32 {
-                back.push((step.key, step.attempt, GiveBack::LeaseLost));
-                continue;
-            }
-            let Some(task) = tasks.iter().find(|t| t.key == step.key.task_key()) else {
+        let message = format!(
+            "The step lost its worker {attempts_max} times: each time the lease ran out before a result was committed."
+        );
+        let failure = Failure::new("lease_lost", message);
+        let mut failing = HashSet::new();
+        for step in &failed {
+            let Some(task) = tasks.get_mut(&step.key.task_key()) else {
                 continue;
             };
-            let message = format!(
-                "The step lost its worker {attempts_max} times: each time the lease ran out before a result was committed."
-            );
-            let mut task = TaskChange::of(task.clone());
-            finish::end(
-                &mut changes,
-                &mut task,
-                finish::End::Failed(Failure::new("lease_lost", &message)),
-            )?;
-            changes.tasks.push(task);
+            match step.key.ordinal {
+                0 => finish::end(&mut changes, task, finish::End::Failed(failure.clone()))?,
+                _ => turns.fail(&mut changes, task, step.key, &failure)?,
+            }
             changes.ended_steps.push(EndedStep {
                 key: step.key,
                 attempt: step.attempt,
@@ -79,18 +79,20 @@ pub async fn reap(
                 is_error: None,
                 model: None,
                 spent: None,
-                error: Some(message),
+                failure: Some(failure.clone()),
             });
-            orphans.push((step.key.task_key(), step.step));
+            failing.insert(task.state.key);
         }
-        // Children that a failing call has made but not started would never end.
-        let unstarted = store::steps::unstarted_children(&mut tx, &orphans).await?;
-        for state in store::tasks::lock(&mut tx, &unstarted).await? {
-            let mut child = TaskChange::of(state);
-            if finish::end(&mut changes, &mut child, finish::End::Stopped(None)).is_ok() {
-                changes.tasks.push(child);
-            }
-        }
+        let failing = failing.into_iter().filter_map(|key| tasks.remove(&key));
+        changes.tasks.extend(failing);
+        let orphans: Vec<_> = calls()
+            .map(|step| (step.key.task_key(), step.step))
+            .collect();
+        finish::end_unstarted(&mut tx, &mut changes, &orphans).await?;
+        let back: Vec<(StepKey, i32, GiveBack)> = back
+            .iter()
+            .map(|step| (step.key, step.attempt, GiveBack::LeaseLost))
+            .collect();
         store::steps::give_back(&mut tx, &back).await?;
         store::changes::apply(&mut tx, &changes).await?;
         tx.commit().await?;

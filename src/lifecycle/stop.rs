@@ -4,10 +4,11 @@
 //! its parent's lock, so a spawn either came before and is stopped, or finds its parent stopped and is refused. Waits
 //! are cancelled before tasks end, so no stop wakes a parent inside the tree; a parent outside gets its signal.
 
-use super::{announce, complete_awaits::cancel_awaits, finish};
+use super::{advance::Turns, announce, complete_awaits::cancel_awaits, finish};
 use crate::{
     domain::{
         ids::{TaskId, WorkspaceId},
+        step::StepKey,
         task::{Failure, TaskKey, TaskState, TaskStatus},
         task_await::AwaitStatus,
     },
@@ -78,7 +79,8 @@ pub(super) async fn stop_for(
     }))
 }
 
-/// Ends those of these locked tasks that are active, after their waits. Written, and returned for the announcement.
+/// Ends those of these locked tasks that are active, after their waits. Of a turn that is under way, what has a result keeps
+/// it. Written, and returned for the announcement.
 pub(super) async fn halt(
     conn: &mut PgConnection,
     locked: impl IntoIterator<Item = TaskState>,
@@ -95,11 +97,14 @@ pub(super) async fn halt(
         .map(|(_, a)| a.settled(AwaitStatus::Cancelled))
         .collect();
     cancel_awaits(conn, &waits).await?;
+    let under_way = active.iter().map(|t| StepKey::of(t.key, t.turn, 0));
+    let turns = Turns::load(conn, under_way).await?;
     store::steps::cancel_of_tasks(conn, &keys).await?;
     let mut changes = Changes::default();
     for state in active {
         let mut task = TaskChange::of(state);
         task.state.stop_generation += 1;
+        turns.break_off(&mut changes, &mut task)?;
         finish::end(&mut changes, &mut task, finish::End::Stopped(why.cloned()))?;
         changes.tasks.push(task);
     }

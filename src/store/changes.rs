@@ -9,7 +9,7 @@ use crate::domain::{
     decision::{Spent, Usage},
     ids::{GroupId, ItemId, ProcessId, StepId, WorkspaceId},
     step::{StepKey, StepStatus},
-    task::{TaskKey, TaskState},
+    task::{Failure, TaskKey, TaskState},
     task_await::SourceType,
 };
 use serde_json::Value;
@@ -89,7 +89,7 @@ pub struct EndedStep {
     pub model: Option<String>,
     /// Besides what earlier attempts have spent.
     pub spent: Option<Spent>,
-    pub error: Option<String>,
+    pub failure: Option<Failure>,
 }
 
 #[derive(Debug)]
@@ -164,6 +164,8 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
     let ends = &c.ended_steps;
     let usage =
         |f: fn(&Usage) -> u32| column(ends, |e| e.spent.as_ref().map(|s| i64::from(f(&s.usage))));
+    let failure =
+        |f: fn(&Failure) -> &str| column(ends, |e| e.failure.as_ref().map(|e| f(e).to_owned()));
     let call = |f: fn(&Call) -> &str| column(steps, |s| s.call.as_ref().map(|c| f(c).to_owned()));
     let written = sqlx::query_scalar!(
         r#"
@@ -192,11 +194,13 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
                 input_tokens = coalesce(s.input_tokens + c.input_tokens, c.input_tokens, s.input_tokens),
                 output_tokens = coalesce(s.output_tokens + c.output_tokens, c.output_tokens, s.output_tokens),
                 cached_tokens = coalesce(s.cached_tokens + c.cached_tokens, c.cached_tokens, s.cached_tokens),
-                cost_micros = coalesce(s.cost_micros + c.cost_micros, c.cost_micros, s.cost_micros), error = c.error
+                cost_micros = coalesce(s.cost_micros + c.cost_micros, c.cost_micros, s.cost_micros), error = c.error,
+                failure_code = c.failure_code
             from unnest($22::uuid[], $23::uuid[], $24::integer[], $25::integer[], $26::integer[], $27::text[], $28::text[],
-                    $29::boolean[], $30::text[], $31::bigint[], $32::bigint[], $33::bigint[], $34::text[], $69::bigint[])
+                    $29::boolean[], $30::text[], $31::bigint[], $32::bigint[], $33::bigint[], $34::text[], $69::bigint[],
+                    $70::text[])
                 as c (workspace_id, task_id, turn, ordinal, attempt, status, result, is_error, model,
-                    input_tokens, output_tokens, cached_tokens, error, cost_micros)
+                    input_tokens, output_tokens, cached_tokens, error, cost_micros, failure_code)
             where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn and s.ordinal = c.ordinal
                 and s.attempt = c.attempt and s.lease_expires_at is not null
             returning 1
@@ -281,7 +285,7 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
         &usage(|u| u.input_tokens) as &[Option<i64>],
         &usage(|u| u.output_tokens) as &[Option<i64>],
         &usage(|u| u.cached_tokens) as &[Option<i64>],
-        &column(ends, |e| e.error.as_deref()) as &[Option<&str>],
+        &failure(|f| &f.message) as &[Option<String>],
         &column(steps, |s| s.key.workspace.0),
         &column(steps, |s| s.key.task.0),
         &column(steps, |s| s.key.turn),
@@ -317,6 +321,7 @@ pub async fn apply(conn: &mut PgConnection, changes: &Changes) -> Result<(), Err
         ends.len() as i64,
         c.resumed_groups.len() as i64,
         &column(ends, |e| e.spent.and_then(|s| s.cost_micros)) as &[Option<i64>],
+        &failure(|f| &f.code) as &[Option<String>],
     )
     .fetch_one(conn)
     .await;

@@ -8,6 +8,7 @@ use crate::domain::{
 };
 use serde_json::Value;
 use sqlx::PgConnection;
+use std::collections::HashMap;
 
 /// One item as the history builder wants it.
 #[derive(Clone, Debug)]
@@ -57,22 +58,52 @@ pub async fn histories(
         .collect())
 }
 
-/// The calls of one turn, from its assistant message.
-pub async fn calls_of_turn(
+/// What the assistant message of a task's newest turn says.
+#[derive(Clone, Debug)]
+pub struct NewestTurn {
+    pub turn: i32,
+    /// Its calls.
+    pub data: Option<Value>,
+    /// How many of them have started.
+    pub started: i32,
+}
+
+/// The newest turn of each task that has one.
+pub async fn newest_turns(
     conn: &mut PgConnection,
-    task: TaskKey,
-    turn: i32,
-) -> Result<Option<Value>, Error> {
-    Ok(sqlx::query_scalar!(
+    tasks: &[TaskKey],
+) -> Result<HashMap<TaskKey, NewestTurn>, Error> {
+    let rows = sqlx::query!(
         r#"
-        select data from task_items
-        where workspace_id = $1 and task_id = $2 and turn = $3 and kind = 'assistant_message'
+        select c.workspace_id as "workspace_id!: WorkspaceId", c.task_id as "task_id!: TaskId", m.turn as "turn!", m.data,
+            (select coalesce(max(s.ordinal), 0) from steps s
+             where s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = m.turn) as "started!"
+        from unnest($1::uuid[], $2::uuid[]) as c (workspace_id, task_id)
+        cross join lateral (
+            select i.turn, i.data from task_items i
+            where i.workspace_id = c.workspace_id and i.task_id = c.task_id and i.kind = 'assistant_message'
+            order by i.seq desc
+            limit 1
+        ) m
         "#,
-        task.workspace.0,
-        task.task.0,
-        turn,
+        &column(tasks, |k| k.workspace.0),
+        &column(tasks, |k| k.task.0),
     )
-    .fetch_optional(conn)
-    .await?
-    .flatten())
+    .fetch_all(conn)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|r| {
+            let key = TaskKey {
+                workspace: r.workspace_id,
+                task: r.task_id,
+            };
+            let newest = NewestTurn {
+                turn: r.turn,
+                data: r.data,
+                started: r.started,
+            };
+            (key, newest)
+        })
+        .collect())
 }

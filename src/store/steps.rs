@@ -5,9 +5,11 @@ use crate::domain::{
     decision::{Spent, Usage},
     ids::{AgentId, ProcessId, StepId, TaskId, WorkspaceId},
     step::{Claim, StepKey, StepStatus},
-    task::{TaskKey, TaskState, TaskStatus},
+    task::{Failure, TaskKey, TaskState, TaskStatus},
 };
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
+use std::collections::HashMap;
 
 /// A step that this process has just claimed.
 #[derive(Clone, Debug)]
@@ -89,6 +91,113 @@ pub async fn claim_all_workspaces(
             },
         })
         .collect())
+}
+
+/// Claims a queued call of this turn, the first of them, for whoever has just ended another one of it. A turn is drained by
+/// its workers even where the queue is long, and without asking who else there is.
+pub async fn claim_of_turn(
+    conn: &mut PgConnection,
+    turn: StepKey,
+    worker: ProcessId,
+    lease_secs: u32,
+) -> Result<Option<Claim>, Error> {
+    let row = sqlx::query!(
+        r#"
+        with next as (
+            select ordinal from steps
+            where workspace_id = $1 and task_id = $2 and turn = $3 and ordinal > 0
+                and finished_at is null and lease_expires_at is null and run_at <= now()
+            order by ordinal
+            limit 1
+            for no key update skip locked
+        )
+        update steps s
+        set status = 'running', attempt = s.attempt + 1, worker_id = $4, started_at = coalesce(s.started_at, now()),
+            lease_expires_at = now() + make_interval(secs => $5)
+        from next
+        where s.workspace_id = $1 and s.task_id = $2 and s.turn = $3 and s.ordinal = next.ordinal
+            and s.finished_at is null and s.lease_expires_at is null
+        returning s.ordinal, s.id as "id: StepId", s.attempt, s.stop_generation
+        "#,
+        turn.workspace.0,
+        turn.task.0,
+        turn.turn,
+        worker.0,
+        f64::from(lease_secs),
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|r| Claim {
+        key: StepKey {
+            ordinal: r.ordinal,
+            ..turn
+        },
+        step: r.id,
+        attempt: r.attempt,
+        worker,
+        stop_generation: r.stop_generation,
+    }))
+}
+
+/// A call that has started, as it is under its task's lock: only under that does it end.
+#[derive(Clone, Debug)]
+pub struct CallState {
+    pub call_id: String,
+    pub tool: String,
+    pub status: StepStatus,
+    /// Only of one that is held back, since an elder call has not ended.
+    pub result: Option<String>,
+    pub is_error: bool,
+    pub failure: Option<Failure>,
+    pub finished_at: Option<DateTime<Utc>>,
+}
+
+/// The calls of each of these turns (task, turn) that have started, in model order. The tasks must be locked.
+pub async fn calls_of_turns(
+    conn: &mut PgConnection,
+    turns: &[(TaskKey, i32)],
+) -> Result<HashMap<(TaskKey, i32), Vec<CallState>>, Error> {
+    let rows = sqlx::query!(
+        r#"
+        select s.workspace_id as "workspace_id: WorkspaceId", s.task_id as "task_id: TaskId", s.turn, s.status as "status: StepStatus",
+            coalesce(s.call_id, '') as "call_id!", coalesce(s.tool, '') as "tool!",
+            coalesce(s.is_error, false) as "is_error!", s.error, s.failure_code, s.finished_at,
+            case when exists (
+                select from steps elder
+                where elder.workspace_id = s.workspace_id and elder.task_id = s.task_id and elder.turn = s.turn
+                    and elder.ordinal between 1 and s.ordinal - 1 and elder.finished_at is null
+            ) then s.result end as result
+        from unnest($1::uuid[], $2::uuid[], $3::integer[]) as c (workspace_id, task_id, turn)
+        join steps s on s.workspace_id = c.workspace_id and s.task_id = c.task_id and s.turn = c.turn and s.ordinal > 0
+        order by s.workspace_id, s.task_id, s.turn, s.ordinal
+        "#,
+        &column(turns, |t| t.0.workspace.0),
+        &column(turns, |t| t.0.task.0),
+        &column(turns, |t| t.1),
+    )
+    .fetch_all(conn)
+    .await?;
+    let mut calls = HashMap::<_, Vec<CallState>>::new();
+    for r in rows {
+        let task = TaskKey {
+            workspace: r.workspace_id,
+            task: r.task_id,
+        };
+        let failure = r.error.map(|message| {
+            let code = r.failure_code.as_deref().unwrap_or("internal");
+            Failure::new(code, message)
+        });
+        calls.entry((task, r.turn)).or_default().push(CallState {
+            call_id: r.call_id,
+            tool: r.tool,
+            status: r.status,
+            result: r.result,
+            is_error: r.is_error,
+            failure,
+            finished_at: r.finished_at,
+        });
+    }
+    Ok(calls)
 }
 
 /// Extends the leases of these claims. Rows that another transaction is writing are left alone: their lease is about to

@@ -1,6 +1,6 @@
 //! Asks the user a question; the task rests until the user writes.
 
-use super::{Tool, ToolOutcome, parse};
+use super::{Classifier, Tool, ToolOutcome, parse};
 use crate::domain::{decision::clean, task_await::WaitFor};
 use serde::Deserialize;
 use serde_json::json;
@@ -27,7 +27,7 @@ pub(super) fn tool() -> Tool {
         }),
         default_enabled: true,
         delegates: false,
-        concurrency: "exclusive",
+        concurrency: Classifier::Exclusive,
         tags: &["waiting"],
         author_arguments: json!({}),
         keeps_arguments: true,

@@ -1,7 +1,7 @@
 //! Hands work to other agents. Here the arguments are read and judged; the children are made by
 //! `lifecycle::delegate`.
 
-use super::{Instance, Tool, ToolOutcome, parse};
+use super::{Classifier, Instance, Tool, ToolOutcome, parse};
 use crate::domain::delegation::{self, Delegator, Limits};
 use serde_json::json;
 
@@ -44,7 +44,7 @@ pub(super) fn tool() -> Tool {
         }),
         default_enabled: true,
         delegates: true,
-        concurrency: "parallel",
+        concurrency: Classifier::Parallel,
         tags: &["delegation"],
         author_arguments: json!({"allowed_agent_group_ids": {"type": "string", "description": "Ids of the agents that can be reached, separated by commas; empty: any."}}),
         keeps_arguments: true,

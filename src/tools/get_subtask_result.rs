@@ -1,6 +1,6 @@
 //! Reads what a child has answered, in parts.
 
-use super::{Tool, ToolOutcome, parse};
+use super::{Classifier, Tool, ToolOutcome, parse};
 use crate::domain::ids::TaskId;
 use serde::Deserialize;
 use serde_json::json;
@@ -29,7 +29,7 @@ pub(super) fn tool() -> Tool {
         }),
         default_enabled: true,
         delegates: false,
-        concurrency: "parallel",
+        concurrency: Classifier::Parallel,
         tags: &["delegation"],
         author_arguments: json!({}),
         keeps_arguments: false,

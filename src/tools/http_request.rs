@@ -4,8 +4,9 @@ mod send;
 
 pub use send::{Http, Sent};
 
-use super::{Instance, Tool, ToolOutcome, parse};
+use super::{Classifier, Instance, Tool, ToolOutcome, parse};
 use crate::domain::http_request::{METHODS, as_text, header_fault};
+use crate::domain::turn::Concurrency;
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
@@ -64,7 +65,7 @@ pub(super) fn tool() -> Tool {
         }),
         default_enabled: false,
         delegates: false,
-        concurrency: "exclusive",
+        concurrency: Classifier::ByArguments(concurrency),
         tags: &["http"],
         author_arguments: json!({
             "response_path": {"type": "string", "maxLength": 500, "description": "Dotted path into the JSON of the answer, as data.items: only what is there is the result."},
@@ -72,6 +73,14 @@ pub(super) fn tool() -> Tool {
             "repeatable": {"type": "boolean", "description": "true: sending it twice does no more than sending it once, so it is sent again when its answer was lost. GET and HEAD always are."}
         }),
         keeps_arguments: false,
+    }
+}
+
+/// What only reads overlaps.
+fn concurrency(arguments: &Value) -> Concurrency {
+    match arguments["method"].as_str() {
+        None | Some("GET" | "HEAD") => Concurrency::Parallel,
+        Some(_) => Concurrency::Exclusive,
     }
 }
 

@@ -2,6 +2,7 @@
 //! and holds no connection. The worker carries the outcome out through the lifecycle.
 
 mod ask_user;
+mod concurrency;
 mod delegate_tasks;
 mod get_subtask_result;
 mod http_request;
@@ -19,6 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 
+pub use concurrency::{Classifier, concurrency};
 pub use delegate_tasks::Context;
 pub use http_request::{Http, HttpRequest, Sent};
 
@@ -33,8 +35,7 @@ pub struct Tool {
     pub default_enabled: bool,
     /// Makes child tasks.
     pub delegates: bool,
-    /// `parallel` or `exclusive`.
-    pub concurrency: &'static str,
+    pub concurrency: Classifier,
     pub tags: &'static [&'static str],
     /// Arguments that only the author of a configured tool can give, each with its schema; models never see them.
     pub author_arguments: Value,

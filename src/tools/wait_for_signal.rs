@@ -1,6 +1,6 @@
 //! Rests until something outside says that a named thing has happened (W-13).
 
-use super::{Tool, ToolOutcome, parse};
+use super::{Classifier, Tool, ToolOutcome, parse};
 use crate::domain::task_await::WaitFor;
 use serde::Deserialize;
 use serde_json::json;
@@ -31,7 +31,7 @@ pub(super) fn tool() -> Tool {
         }),
         default_enabled: false,
         delegates: false,
-        concurrency: "exclusive",
+        concurrency: Classifier::Exclusive,
         tags: &["waiting"],
         author_arguments: json!({}),
         keeps_arguments: true,

@@ -1,6 +1,6 @@
 //! Rests until a time, or for a while (W-14).
 
-use super::{Tool, ToolOutcome, parse};
+use super::{Classifier, Tool, ToolOutcome, parse};
 use crate::domain::task_await::WaitFor;
 use chrono::{DateTime, Datelike, Utc};
 use serde::Deserialize;
@@ -32,7 +32,7 @@ pub(super) fn tool() -> Tool {
         }),
         default_enabled: false,
         delegates: false,
-        concurrency: "exclusive",
+        concurrency: Classifier::Exclusive,
         tags: &["waiting"],
         author_arguments: json!({}),
         keeps_arguments: true,

@@ -2,14 +2,14 @@
 //! the same time, the histories and the model providers of the workspaces that have some.
 
 use crate::{
-    domain::{ids::WorkspaceId, task::TaskKey},
+    domain::{decision::ToolCall, ids::WorkspaceId, task::TaskKey},
     lifecycle::{checkpoint::PromptRecord, model_providers},
     llm::{Message, ModelError, ProviderSettings, Request, ToolSpec},
     prompts::{PromptError, Prompts, SystemPrompt},
     roster::{Assembler, Assembly, Key},
     sent::{
         SentPrompt,
-        history::{history, repairs},
+        history::{calls_of, history, repairs},
     },
     store::{self, items::HistoryItem, model_providers::Sealing, steps::Claimed, tasks::Setup},
     tools::{self, Granted},
@@ -29,6 +29,17 @@ pub struct Context {
     pub tools: Vec<Granted>,
     /// For a decide step.
     pub request: Option<Prepared>,
+    /// For a call, all calls of its turn. `None`: they can not be read.
+    pub calls: Option<TurnCalls>,
+}
+
+/// The calls of a turn.
+#[derive(Clone)]
+pub struct TurnCalls {
+    /// In the model's order.
+    pub calls: Arc<[ToolCall]>,
+    /// Some have not started, as far as is known here.
+    pub unstarted: bool,
 }
 
 /// A request with what is recorded of it.
@@ -87,10 +98,11 @@ impl Loader {
         pool: &PgPool,
         steps: &[&Claimed],
     ) -> Result<Vec<Option<Result<Context, PromptError>>>, store::Error> {
-        let (assemblies, mut items, providers) = tokio::try_join!(
+        let (assemblies, mut items, providers, turns) = tokio::try_join!(
             self.assemblies(pool, steps),
             histories(pool, steps),
-            own_providers(pool, steps)
+            own_providers(pool, steps),
+            turns(pool, steps),
         )?;
         // Children of one call share everything but their message.
         let mut prompts: HashMap<Key, Shared> = HashMap::new();
@@ -127,9 +139,22 @@ impl Loader {
                 setup: step.setup,
                 tools: assembly.tools.clone(),
                 request,
+                calls: turns.get(&(task, step.claim.key.turn)).cloned(),
             }))
         });
         Ok(contexts.collect())
+    }
+
+    /// What the step's agent may call at this moment, for calls that have not started. `None` where its version can not
+    /// be read.
+    pub async fn tools(
+        &self,
+        pool: &PgPool,
+        workspace: WorkspaceId,
+        setup: &Setup,
+    ) -> Result<Option<Vec<Granted>>, store::Error> {
+        let mut conn = pool.acquire().await?;
+        self.assembler.tools(&mut conn, key(workspace, setup)).await
     }
 
     async fn assemblies(
@@ -256,11 +281,36 @@ async fn histories(
     Ok(items)
 }
 
+/// The turns of those that are calls.
+async fn turns(
+    pool: &PgPool,
+    steps: &[&Claimed],
+) -> Result<HashMap<(TaskKey, i32), TurnCalls>, store::Error> {
+    let calls = steps.iter().filter(|step| step.call.is_some());
+    let tasks: HashSet<TaskKey> = calls.map(|step| step.claim.key.task_key()).collect();
+    if tasks.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let tasks: Vec<TaskKey> = tasks.into_iter().collect();
+    let mut conn = pool.acquire().await?;
+    let turns = store::items::newest_turns(&mut conn, &tasks).await?;
+    let read = turns.into_iter().filter_map(|(task, newest)| {
+        let calls: Arc<[ToolCall]> = newest.data.as_ref().and_then(calls_of)?.into();
+        let unstarted = (newest.started as usize) < calls.len();
+        Some(((task, newest.turn), TurnCalls { calls, unstarted }))
+    });
+    Ok(read.collect())
+}
+
 fn assembly_key(step: &Claimed) -> Key {
+    key(step.claim.key.workspace, &step.setup)
+}
+
+fn key(workspace: WorkspaceId, setup: &Setup) -> Key {
     Key {
-        workspace: step.claim.key.workspace,
-        agent: step.setup.agent,
-        depth: step.setup.depth,
-        delegation_disabled: step.setup.delegation_disabled,
+        workspace,
+        agent: setup.agent,
+        depth: setup.depth,
+        delegation_disabled: setup.delegation_disabled,
     }
 }

@@ -4,7 +4,10 @@
 //! cancelled, and with it the model call or tool that runs.
 
 use crate::{
-    domain::{ids::TaskId, step::Claim},
+    domain::{
+        ids::TaskId,
+        step::{Claim, StepKey},
+    },
     lifecycle,
     runtime::{Causes, Hub},
     store,
@@ -23,7 +26,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(1000);
 
 #[derive(Default)]
 pub struct Held {
-    claims: Mutex<HashMap<TaskId, Entry>>,
+    claims: Mutex<HashMap<StepKey, Entry>>,
 }
 
 struct Entry {
@@ -40,20 +43,11 @@ pub struct Guard {
 }
 
 impl Held {
-    /// Registers a claimed step. A task has one active step, so whatever this process still does for an earlier claim
-    /// of the task was lost, and is cancelled here: `lose` could not find it any more.
+    /// Registers a claimed step. Whatever this process still does for an earlier claim of it was lost, and is cancelled
+    /// here: `lose` could not find it any more.
     pub fn hold(self: &Arc<Self>, claim: Claim, parent: &CancellationToken) -> Guard {
         let lost = parent.child_token();
-        let earlier = self.lock().insert(
-            claim.key.task,
-            Entry {
-                claim,
-                lost: lost.clone(),
-            },
-        );
-        if let Some(earlier) = earlier {
-            earlier.lost.cancel();
-        }
+        insert(&mut self.lock(), claim, lost.clone());
         Guard {
             held: self.clone(),
             claim,
@@ -66,31 +60,32 @@ impl Held {
     }
 
     fn claims_of(&self, tasks: &[TaskId]) -> Vec<Claim> {
-        let held = self.lock();
-        let entries = tasks.iter().filter_map(|t| held.get(t));
-        entries.map(|e| e.claim).collect()
+        let tasks: HashSet<&TaskId> = tasks.iter().collect();
+        let mut claims = self.claims();
+        claims.retain(|claim| tasks.contains(&claim.key.task));
+        claims
     }
 
     fn lose(&self, claim: &Claim) {
-        if let Some(entry) = self.lock().get(&claim.key.task)
+        if let Some(entry) = self.lock().get(&claim.key)
             && entry.claim == *claim
         {
             entry.lost.cancel();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<TaskId, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<StepKey, Entry>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Guard {
-    /// Goes on with the next call of the same turn.
+    /// Goes on with another call of the same turn.
     pub fn move_to(&mut self, claim: Claim) {
+        let mut claims = self.held.lock();
+        remove(&mut claims, &self.claim);
+        insert(&mut claims, claim, self.lost.clone());
         self.claim = claim;
-        if let Some(entry) = self.held.lock().get_mut(&claim.key.task) {
-            entry.claim = claim;
-        }
     }
 
     pub fn claim(&self) -> &Claim {
@@ -100,13 +95,19 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let mut claims = self.held.lock();
-        if claims
-            .get(&self.claim.key.task)
-            .is_some_and(|e| e.claim == self.claim)
-        {
-            claims.remove(&self.claim.key.task);
-        }
+        remove(&mut self.held.lock(), &self.claim);
+    }
+}
+
+fn insert(claims: &mut HashMap<StepKey, Entry>, claim: Claim, lost: CancellationToken) {
+    if let Some(earlier) = claims.insert(claim.key, Entry { claim, lost }) {
+        earlier.lost.cancel();
+    }
+}
+
+fn remove(claims: &mut HashMap<StepKey, Entry>, claim: &Claim) {
+    if claims.get(&claim.key).is_some_and(|e| e.claim == *claim) {
+        claims.remove(&claim.key);
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod context;
 mod lease;
+mod scheduler;
 mod turn;
 
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
     domain::{delegation, retry},
     lifecycle::{
         self,
-        checkpoint::{Checkpointer, Commit, Outcome},
+        checkpoint::{self, Checkpointer, Commit, Outcome},
         delegate::Delegations,
         desk::{Desk, Handed, Room, Seat},
     },
@@ -49,6 +50,8 @@ struct Shared {
     delegations: Delegations,
     held: Arc<Held>,
     running: TaskTracker,
+    /// The soft stop: nothing new is taken.
+    stopping: CancellationToken,
     limits: delegation::Limits,
     max_output_tokens: Option<u32>,
     retry: retry::Limits,
@@ -89,7 +92,10 @@ impl Worker {
         let checkpointer = Checkpointer::start(
             pool.clone(),
             hub.clone(),
-            worker.lease_seconds,
+            checkpoint::Limits {
+                lease_secs: worker.lease_seconds,
+                parallel_max: worker.max_parallel_tool_calls as usize,
+            },
             worker.batch as usize,
         );
         let vault = Arc::new(Vault::from_config(&config.credentials));
@@ -106,6 +112,7 @@ impl Worker {
             http: Http::from_config(config),
             held: Arc::default(),
             running: TaskTracker::new(),
+            stopping: shutdown.soft.clone(),
             limits: delegation::Limits {
                 max_depth: spawn.max_depth as i32,
                 max_children_per_call: spawn.max_children_per_call as usize,

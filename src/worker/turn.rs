@@ -1,14 +1,15 @@
-//! One turn: the decide step and, on the same worker, the calls it asked for, one after another.
+//! The parts of a turn: the decide step, and a call that it has asked for.
 
 use super::{
     Shared,
-    context::{Context, Prepared},
+    context::{Context, Prepared, TurnCalls},
     lease::Guard,
+    scheduler,
 };
 use crate::{
     domain::{
         credential::blank_out,
-        decision::{Decision, Spent, ToolCall, Usage, clean},
+        decision::{Decision, Spent, ToolCall, Usage},
         delegation::{Delegator, call_result},
         ids::{CredentialId, GroupId, TaskId},
         output::{Answer, judge},
@@ -16,22 +17,19 @@ use crate::{
         step::{Claim, StepKey},
         task::{Failure, TaskKey},
         task_await::WaitFor,
-        text::cut_chars,
     },
     lifecycle::{
         self,
         budget::{Denied, Estimate, Overdrawn},
-        checkpoint::{Asked, Called, Commit, Committed, Decided, Outcome, as_call},
+        checkpoint::{Asked, Commit, Committed, Decided, Next, Outcome},
         credentials::CredentialError,
         delegate::{self, Delegated},
         wait::Waited,
     },
     llm::{ModelError, Request, Retry},
     runtime::Causes,
-    sent::history::calls_of,
     store::{
         self,
-        changes::Call,
         steps::{Claimed, GiveBack},
     },
     tools::{self, ToolOutcome},
@@ -45,31 +43,37 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-type Done = Result<(), Arc<store::Error>>;
+pub type Done = Result<(), Arc<store::Error>>;
 
-/// Runs the claimed step, and the calls of its turn that follow. `slot` is given back when nothing slow is left to do.
+/// Runs the claimed step, and the calls of its turn that this worker comes to hold after it. `slot` is given back when
+/// nothing slow is left to do.
 pub async fn run(
     shared: &Arc<Shared>,
     guard: &mut Guard,
     step: Claimed,
-    context: Context,
+    mut context: Context,
     slot: OwnedSemaphorePermit,
 ) -> Done {
-    match (&step.call, &context.request) {
+    let mut slot = Some(slot);
+    let calls = match (&step.call, context.request.take()) {
         (None, Some(prepared)) => {
-            let mut slot = Some(slot);
-            let Some(calls) = decide(shared, guard, &step, prepared, &mut slot).await? else {
-                return Ok(());
-            };
-            run_calls(shared, guard, &context, calls, 1).await
+            decide(shared, guard, &step, &mut context, &prepared, &mut slot).await?
         }
-        // A call that another worker had started: the rest of the turn is this worker's now.
-        (Some(call), _) => {
-            let calls = patiently(shared, || load_calls(shared, &*guard, call)).await?;
-            run_calls(shared, guard, &context, calls, guard.claim().key.ordinal).await
-        }
-        (None, None) => Ok(()),
+        (Some(_), _) => Some(context.calls.take().ok_or_else(|| no_calls(&step))?),
+        (None, None) => None,
+    };
+    match calls {
+        Some(calls) => scheduler::run(shared, guard, &mut context, calls).await,
+        None => Ok(()),
     }
+}
+
+fn no_calls(step: &Claimed) -> Arc<store::Error> {
+    let StepKey { task, turn, .. } = step.claim.key;
+    Arc::new(store::Error::Corrupt {
+        table: "task_items",
+        reason: format!("turn {turn} of task {task} has calls but no message that has them"),
+    })
 }
 
 /// Commits a result, however long the database is away within a lease: an answer of a model is not thrown away for a
@@ -78,19 +82,35 @@ pub async fn commit(shared: &Arc<Shared>, commit: Commit) -> Result<Committed, A
     patiently(shared, || commit_whole(shared, commit.clone())).await
 }
 
-/// One attempt to commit, which is not broken off with its caller. If that goes away meanwhile (a hard stop), nobody holds
-/// the call that the commit has started: it is given back instead of waiting out its lease (O-4).
 async fn commit_whole(
     shared: &Arc<Shared>,
     commit: Commit,
 ) -> Result<Committed, Arc<store::Error>> {
+    let its_shared = shared.clone();
+    let committing = async move { its_shared.checkpointer.commit(commit).await };
+    whole(shared, committing, |committed| match committed {
+        Committed::Done(next) => next.held,
+        Committed::Stale => None,
+    })
+    .await
+}
+
+/// One attempt at something that leaves this worker with a claim, which is not broken off with its caller. If that goes
+/// away meanwhile (a hard stop), nobody holds the claim: it is given back instead of waiting out its lease (O-4).
+pub async fn whole<T: Send + 'static>(
+    shared: &Arc<Shared>,
+    work: impl Future<Output = Result<T, Arc<store::Error>>> + Send + 'static,
+    held: fn(&T) -> Option<Claim>,
+) -> Result<T, Arc<store::Error>> {
     let (answer, answered) = oneshot::channel();
     let its_shared = shared.clone();
     shared.running.spawn(async move {
         let Shared { pool, hub, .. } = &*its_shared;
-        let committed = its_shared.checkpointer.commit(commit).await;
-        if let Err(Ok(Committed::Done(Some(next)))) = answer.send(committed) {
-            let _ = lifecycle::requeue::give_back(pool, hub, &next, GiveBack::Shutdown).await;
+        let unheard = answer.send(work.await).err();
+        if let Some(Ok(done)) = unheard
+            && let Some(claim) = held(&done)
+        {
+            let _ = lifecycle::requeue::give_back(pool, hub, &claim, GiveBack::Shutdown).await;
         }
     });
     answered
@@ -101,7 +121,7 @@ async fn commit_whole(
 /// Repeats `work` while the database can not be reached, for at most one lease; a claim that is lost meanwhile cancels
 /// the caller. All work here may be repeated: it is fenced by its claim or adopts what it finds, so if it had been
 /// committed after all the repeat changes nothing.
-async fn patiently<T, F>(shared: &Shared, work: impl Fn() -> F) -> Result<T, Arc<store::Error>>
+pub async fn patiently<T, F>(shared: &Shared, work: impl Fn() -> F) -> Result<T, Arc<store::Error>>
 where
     F: Future<Output = Result<T, Arc<store::Error>>>,
 {
@@ -125,9 +145,10 @@ async fn decide(
     shared: &Arc<Shared>,
     guard: &mut Guard,
     step: &Claimed,
+    context: &mut Context,
     prepared: &Prepared,
     slot: &mut Option<OwnedSemaphorePermit>,
-) -> Result<Option<Vec<ToolCall>>, Arc<store::Error>> {
+) -> Result<Option<TurnCalls>, Arc<store::Error>> {
     let claim = step.claim;
     let settings = &prepared.request.model;
     let model = match &prepared.own {
@@ -156,6 +177,7 @@ async fn decide(
                 }
                 Some(_) | None => Answer::Final(decision.text.clone()),
             },
+            concurrency: scheduler::concurrency(shared, &claim, context, &decision.calls).await,
             decision,
             task: Some(step.task.clone()),
             asked,
@@ -208,9 +230,9 @@ async fn decide(
             }
         }
     };
-    let calls = match &outcome {
-        Outcome::Decided(decided) => decided.decision.calls.clone(),
-        Outcome::Called(_) | Outcome::Failed { .. } => vec![],
+    let calls: Arc<[ToolCall]> = match &outcome {
+        Outcome::Decided(decided) => decided.decision.calls.as_slice().into(),
+        Outcome::Called(_) | Outcome::Failed { .. } => Arc::default(),
     };
     if calls.is_empty() {
         // What is left is one write: another step may run meanwhile.
@@ -218,11 +240,15 @@ async fn decide(
         shared.made_room();
     }
     match commit(shared, Commit { claim, outcome }).await? {
-        Committed::Done(Some(next)) => {
-            guard.move_to(next);
-            Ok(Some(calls))
+        Committed::Done(Next {
+            held: Some(first),
+            unstarted,
+            ..
+        }) => {
+            guard.move_to(first);
+            Ok(Some(TurnCalls { calls, unstarted }))
         }
-        Committed::Done(None) | Committed::Stale => Ok(None),
+        Committed::Done(Next { held: None, .. }) | Committed::Stale => Ok(None),
     }
 }
 
@@ -340,45 +366,15 @@ fn again(error: &ModelError, attempt: u32, shared: &Shared) -> Result<f64, Failu
     }
 }
 
-async fn run_calls(
-    shared: &Arc<Shared>,
-    guard: &mut Guard,
-    context: &Context,
-    calls: Vec<ToolCall>,
-    first: i32,
-) -> Done {
-    let begin = (first - 1).max(0) as usize;
-    for (at, call) in calls.iter().enumerate().skip(begin) {
-        let guarded = &*guard;
-        let done = patiently(shared, || execute(shared, guarded, context, call)).await?;
-        let Some(done) = done else {
-            return Ok(());
-        };
-        let outcome = Outcome::Called(Box::new(Called {
-            call: as_call(call),
-            result: cut_result(&clean(&done.text)),
-            is_error: done.is_error,
-            start: done.start,
-            next: calls.get(at + 1).map(as_call),
-        }));
-        let claim = *guard.claim();
-        match commit(shared, Commit { claim, outcome }).await? {
-            Committed::Done(Some(next)) => guard.move_to(next),
-            Committed::Done(None) | Committed::Stale => return Ok(()),
-        }
-    }
-    Ok(())
-}
-
 /// Of a call that an earlier attempt has begun, and that must not be made twice (X-15).
 const OUTCOME_UNKNOWN: &str = "The call was interrupted, and it is not one that may be repeated. Whether it had an \
     effect is unknown: it may have. Look whether it had before you call again.";
 
 /// What a call has come to.
-struct Executed {
-    text: String,
-    is_error: bool,
-    start: Vec<TaskKey>,
+pub struct Executed {
+    pub text: String,
+    pub is_error: bool,
+    pub start: Vec<TaskKey>,
 }
 
 impl Executed {
@@ -400,7 +396,7 @@ impl Executed {
 }
 
 /// Carries out one call. `None`: the claim no longer holds.
-async fn execute(
+pub async fn execute(
     shared: &Arc<Shared>,
     guard: &Guard,
     context: &Context,
@@ -612,32 +608,4 @@ fn json_chars(c: char) -> usize {
         c if c < ' ' => 6,
         _ => 1,
     }
-}
-
-/// The most of one result that is stored.
-const STORED_RESULT_CHARS: usize = 4_000_000;
-
-fn cut_result(text: &str) -> String {
-    cut_chars(text, STORED_RESULT_CHARS).to_owned()
-}
-
-/// The calls of the turn that a claimed call belongs to.
-async fn load_calls(
-    shared: &Shared,
-    guard: &Guard,
-    call: &Call,
-) -> Result<Vec<ToolCall>, Arc<store::Error>> {
-    let key = guard.claim().key;
-    let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;
-    let data = store::items::calls_of_turn(&mut conn, key.task_key(), key.turn).await?;
-    data.as_ref().and_then(calls_of).ok_or_else(|| {
-        let reason = format!(
-            "turn {} of task {} has call {} but no message",
-            key.turn, key.task, call.call_id
-        );
-        Arc::new(store::Error::Corrupt {
-            table: "task_items",
-            reason,
-        })
-    })
 }

@@ -283,7 +283,8 @@ async fn agents_and_tools_are_listed_in_pages() {
     for tool in tools["items"].as_array().unwrap() {
         assert_eq!(tool["schema"]["type"], json!("object"), "{tool}");
         assert!(
-            ["parallel", "exclusive"].contains(&tool["concurrency"].as_str().unwrap()),
+            ["parallel", "exclusive", "by_arguments"]
+                .contains(&tool["concurrency"].as_str().unwrap()),
             "{tool}"
         );
     }

@@ -112,6 +112,49 @@ async fn main_job(world: &World) {
     assert_eq!(resume_messages(&world.engine, parent).await.len(), 1);
 }
 
+/// A turn of two groups of calls with a barrier between.
+async fn turn_of_calls(world: &World) {
+    let child = |name| delegate(world.engine.demo.researcher, &[name]).to_string();
+    let (a, b) = (child("a"), child("b"));
+    let read = json!({"task_id": TaskId::new()}).to_string();
+    world
+        .engine
+        .llm()
+        .script(move |r| match (r.first_user(), r.turn()) {
+            ("lead", 0) => Reply::text("")
+                .and_call("1", "get_subtask_result", &read)
+                .and_call("2", "delegate_tasks", &a)
+                .and_call("3", "no_such_tool", "{}")
+                .and_call("4", "delegate_tasks", &b)
+                .and_call("5", "get_subtask_result", &read),
+            ("lead", _) => {
+                let ids: Vec<&str> = r.results().iter().map(|(id, _)| *id).collect();
+                Reply::text(format!("heard {}", ids.join(" ")))
+            }
+            (child, _) => Reply::text(format!("result of {child}")),
+        });
+    world.arm().await;
+    let parent = world.post("lead").await;
+    let heard = "heard 1 2 3 4 5".to_owned();
+    assert_eq!(world.end(parent).await, (Completed, heard));
+    assert_eq!(world.engine.children(parent).await.len(), 2);
+    assert_eq!(resume_messages(&world.engine, parent).await.len(), 2);
+    let twice = "select count(*) from (select 1 from task_items where task_id = $1 and kind in ('tool_call', 'tool_result')
+        group by kind, data ->> 'ordinal' having count(*) > 1) twice";
+    assert_eq!(ask::<i64>(&world.engine, twice, parent).await, 0);
+}
+
+// X-2, X-5, X-10, H-20, H-25
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_of_calls_that_overlap() {
+    SWEEP.run(turn_of_calls).await;
+    let alone = Sweep {
+        death: Death::OfProcess,
+        ..SWEEP
+    };
+    alone.run(turn_of_calls).await;
+}
+
 // R-1, D-20, D-26, H-02, H-14, W-1, W-3: at each row, the process alone dies.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_main_job_after_the_death_of_a_process() {

@@ -13,7 +13,9 @@ use reconvene::{
         task::{Failure, TaskStatus::*},
     },
     lifecycle::{
-        checkpoint::{Asked, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord},
+        checkpoint::{
+            Asked, Checkpointer, Commit, Committed, Decided, Limits, Next, Outcome, PromptRecord,
+        },
         claim, requeue,
     },
     orchestrator::Orchestrator,
@@ -59,7 +61,7 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
             expire(&engine, 1).await;
             orchestrator.reap().await.unwrap();
             // Queued again: the first attempt holds nothing.
-            let checkpointer = Checkpointer::start(pool.clone(), hub.clone(), 30, 10);
+            let checkpointer = Checkpointer::start(pool.clone(), hub.clone(), LIMITS, 10);
             let late = decided(&claims[0], "first");
             assert_eq!(checkpointer.commit(late).await.unwrap(), Committed::Stale);
         }
@@ -80,7 +82,7 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
         spent: Default::default(),
     };
     requeue::give_back(pool, hub, &old, busy).await.unwrap();
-    let checkpointer = Checkpointer::start(pool.clone(), hub.clone(), 30, 10);
+    let checkpointer = Checkpointer::start(pool.clone(), hub.clone(), LIMITS, 10);
     let failed = Commit {
         claim: old,
         outcome: Outcome::Failed {
@@ -95,7 +97,7 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
     assert_eq!(attempts(&engine, task).await, (2, 1));
 
     let stands = checkpointer.commit(decided(&new, "second")).await.unwrap();
-    assert_eq!(stands, Committed::Done(None));
+    assert_eq!(stands, Committed::Done(Next::default()));
     // Delivered twice, it writes once (H-14).
     let again = checkpointer.commit(decided(&new, "second")).await.unwrap();
     assert_eq!(again, Committed::Stale);
@@ -103,10 +105,16 @@ async fn only_the_attempt_that_holds_the_lease_can_renew_give_back_or_commit() {
     engine.close().await;
 }
 
+const LIMITS: Limits = Limits {
+    lease_secs: 30,
+    parallel_max: 10,
+};
+
 fn decided(claim: &reconvene::domain::step::Claim, text: &str) -> Commit {
     let decided = Decided {
         task: None,
         answer: Answer::Final(text.into()),
+        concurrency: vec![],
         decision: Decision {
             text: text.into(),
             ..Decision::default()

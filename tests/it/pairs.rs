@@ -23,7 +23,8 @@ use reconvene::{
     lifecycle::{
         self,
         checkpoint::{
-            Asked, Called, Checkpointer, Commit, Committed, Decided, Outcome, PromptRecord,
+            self, Asked, Called, Checkpointer, Commit, Committed, Decided, Next, Outcome,
+            PromptRecord,
         },
         claim::claim,
         delegate::{Delegated, Request},
@@ -36,7 +37,6 @@ use reconvene::{
         time_out::time_out,
     },
     runtime::{Hub, Progress},
-    store::changes::Call,
 };
 use serde_json::json;
 use sqlx::PgPool;
@@ -367,6 +367,16 @@ fn allowed(situation: Situation, first: Event, second: Event) -> Vec<Ended> {
 
 // ---- the family ----
 
+fn tool_call(arguments: &str) -> ToolCall {
+    ToolCall {
+        id: "1".into(),
+        name: "delegate_tasks".into(),
+        arguments: arguments.into(),
+        invalid: None,
+        provider_data: None,
+    }
+}
+
 /// What an event is done with; each has its own, as another process would.
 #[derive(Clone)]
 struct Hands {
@@ -414,7 +424,10 @@ impl Hands {
         let call = hands
             .decide(claims[0].claim, "", Some(&args.to_string()))
             .await;
-        let Committed::Done(Some(call)) = call else {
+        let Committed::Done(Next {
+            held: Some(call), ..
+        }) = call
+        else {
             panic!("{call:?}")
         };
         hands.make_children(&call).await;
@@ -445,7 +458,11 @@ impl Hands {
     }
 
     async fn commit(&self, claim: Claim, outcome: Outcome) -> Committed {
-        let checkpointer = Checkpointer::start(self.pool.clone(), self.hub.clone(), 60, 1);
+        let limits = checkpoint::Limits {
+            lease_secs: 60,
+            parallel_max: 10,
+        };
+        let checkpointer = Checkpointer::start(self.pool.clone(), self.hub.clone(), limits, 1);
         checkpointer
             .commit(Commit { claim, outcome })
             .await
@@ -460,19 +477,13 @@ impl Hands {
             .fetch_one(&self.pool)
             .await
             .unwrap();
-        let call = |arguments: &str| ToolCall {
-            id: "1".into(),
-            name: "delegate_tasks".into(),
-            arguments: arguments.into(),
-            invalid: None,
-            provider_data: None,
-        };
         let decided = Decided {
             task: None,
             answer: Answer::Final(text.into()),
+            concurrency: vec![],
             decision: Decision {
                 text: text.into(),
-                calls: delegating.map(call).into_iter().collect(),
+                calls: delegating.map(tool_call).into_iter().collect(),
                 ..Decision::default()
             },
             asked: Asked {
@@ -505,15 +516,11 @@ impl Hands {
 
     async fn commit_call(&self, call: Claim) -> Committed {
         let called = Called {
-            call: Call {
-                call_id: "1".into(),
-                tool: "delegate_tasks".into(),
-                arguments: "{}".into(),
-            },
             result: "started".into(),
             is_error: false,
             start: self.children.iter().map(|c| self.key(*c)).collect(),
-            next: None,
+            calls: [tool_call("{}")].into(),
+            concurrency: vec![],
         };
         self.commit(call, Outcome::Called(Box::new(called))).await
     }
@@ -836,7 +843,10 @@ async fn a_claim_of_an_earlier_stop_generation_counts_for_nothing() {
     assert!(matches!(made, Delegated::Stale), "{made:?}");
     let lower = "update tasks set stop_generation = stop_generation - 1 where id = $1";
     family.run(lower, parent).await;
-    assert_eq!(family.commit_call(call).await, Committed::Done(None));
+    assert_eq!(
+        family.commit_call(call).await,
+        Committed::Done(Next::default())
+    );
     family.go_on(&engine).await;
     assert_eq!(engine.status(family.parent).await, Completed);
     engine.close().await;

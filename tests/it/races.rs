@@ -364,7 +364,7 @@ async fn a_call_that_runs_again_under_other_limits_adopts_its_children() {
 // H-02, D-20, D-22: one child answers at once, one fails at once, one is stopped before it could start.
 #[tokio::test(flavor = "multi_thread")]
 async fn children_that_end_before_the_parent_rests_are_counted() {
-    let engine = Engine::scripted_with(|_| {}).await;
+    let engine = Engine::scripted_with(|c| c.worker.max_parallel_tool_calls = 1).await;
     let broken = agent_with(&engine, "Broken", |a| a.instructions = "No model.".into()).await;
     let one = |agent, prompt| delegate(agent, &[prompt])["tasks"][0].clone();
     let args = json!({"tasks": [one(engine.demo.researcher, "quick"), one(broken, "fails"), one(engine.demo.writer, "stopped")]});

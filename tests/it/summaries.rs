@@ -205,7 +205,7 @@ async fn children_that_fail_or_are_stopped_count_as_ended() {
 // D-25: two groups of one turn; the first one completes before the turn is committed.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_call_of_a_turn_has_its_group_and_the_parent_decides_after_the_last() {
-    let engine = Engine::scripted_with(|_| {}).await;
+    let engine = Engine::scripted_with(|c| c.worker.max_parallel_tool_calls = 1).await;
     let gate = Gate::new();
     let held = gate.clone();
     let (quick, slow) = (

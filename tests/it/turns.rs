@@ -414,7 +414,7 @@ async fn nul_and_broken_unicode_stop_nothing() {
 // H-20, T-30: stopped between the calls of a turn, then used again
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_was_stopped_within_a_turn_stays_usable() {
-    let mut engine = Engine::scripted_with(|_| {}).await;
+    let mut engine = Engine::scripted_with(|c| c.worker.max_parallel_tool_calls = 1).await;
     let writer = engine.demo.writer;
     engine.llm().script(move |r| match r.last_user() {
         "plan" => Reply::text("")
