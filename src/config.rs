@@ -40,6 +40,7 @@ pub struct Config {
     pub spawn_tasks: SpawnTasks,
     pub tools: Tools,
     pub http: Http,
+    pub run_code: RunCode,
     pub log: Log,
 }
 
@@ -282,6 +283,17 @@ pub struct Http {
     pub timeout_seconds: u32,
     pub max_response_bytes: u32,
     pub max_attempts: u32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunCode {
+    pub timeout_seconds: u32,
+    pub max_memory_mb: u32,
+    pub max_output_bytes: u32,
+    pub max_calls: u32,
+    /// `None`: this one.
+    pub program: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -18,7 +18,7 @@ const PROFILE_SYSTEM: &str = "agent/agent_delegation_profile_system.txt";
 const PROFILE_USER: &str = "agent/agent_delegation_profile_user.tmpl";
 
 /// Every prompt file by its path under `prompts/`.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 10] = [
     (
         PROFILE_SYSTEM,
         include_str!("../prompts/agent/agent_delegation_profile_system.txt"),
@@ -39,6 +39,14 @@ const FILES: [(&str, &str); 8] = [
     (
         "tools/get_subtask_result.md",
         include_str!("../prompts/tools/get_subtask_result.md"),
+    ),
+    (
+        "tools/http_request.md",
+        include_str!("../prompts/tools/http_request.md"),
+    ),
+    (
+        "tools/run_code.md",
+        include_str!("../prompts/tools/run_code.md"),
     ),
     (
         "tools/wait_for_signal.md",

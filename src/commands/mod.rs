@@ -17,6 +17,7 @@ mod workspace;
 
 use crate::config::{self, Config, ConfigError};
 use crate::postgres::PostgresError;
+use crate::tools;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use std::io::Write;
@@ -74,6 +75,12 @@ enum Command {
     BackfillProfiles(backfill_profiles::BackfillArgs),
     /// Check configuration, database, model and clock, and say what to do
     Doctor(doctor::DoctorArgs),
+    /// Interpret the code of one `run_code` call; the worker starts it, nobody else has a use for it
+    #[command(
+        hide = true,
+        after_help = "Examples:\n  none: it speaks with the worker that has started it"
+    )]
+    Sandbox,
 }
 
 #[derive(Args, Debug)]
@@ -147,6 +154,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(err.exit_code().clamp(0, 255) as u8);
         }
     };
+    // In this process nothing else may be there.
+    if let Command::Sandbox = cli.command {
+        return tools::run_code::guest::main();
+    }
     // Two libraries of ours could bring a TLS backend each; this settles which one is used. It can only fail if it is
     // settled already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
@@ -188,7 +199,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Token(args) => token::run(&config, args).await?,
         Command::Flags(command) => flags::run(&config, command).await?,
         Command::BackfillProfiles(args) => backfill_profiles::run(config, args).await?,
-        Command::Doctor(_) => {}
+        Command::Doctor(_) | Command::Sandbox => {}
     }
     Ok(ExitCode::SUCCESS)
 }

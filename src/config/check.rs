@@ -25,6 +25,7 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
         spawn_tasks,
         tools,
         http,
+        run_code,
         ..
     } = config;
     vec![
@@ -195,6 +196,22 @@ fn ranges(config: &Config) -> Vec<(&'static str, u64, std::ops::RangeInclusive<u
             1..=100_000_000,
         ),
         ("http.max_attempts", http.max_attempts.into(), 1..=20),
+        (
+            "run_code.timeout_seconds",
+            run_code.timeout_seconds.into(),
+            1..=600,
+        ),
+        (
+            "run_code.max_memory_mb",
+            run_code.max_memory_mb.into(),
+            8..=4096,
+        ),
+        (
+            "run_code.max_output_bytes",
+            run_code.max_output_bytes.into(),
+            1..=10_000_000,
+        ),
+        ("run_code.max_calls", run_code.max_calls.into(), 0..=10_000),
     ]
 }
 

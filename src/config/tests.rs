@@ -136,6 +136,7 @@ fn every_leaf_is_overridden_by_its_variable() {
         ("delegation_profiles.model", ("m", &[])),
         ("worker.tags", ("gpu, eu", &[])),
         ("http.allow_private_addresses", ("true", &[])),
+        ("run_code.program", ("/bin/boxed", &[])),
         ("log.level", ("debug", &[])),
         ("log.format", ("json", &[])),
     ]);

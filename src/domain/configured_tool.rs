@@ -18,7 +18,7 @@ const TEXT_CHARS_MAX: usize = 10_000;
 /// What providers take as the name of a tool.
 const NAME_CHARS_MAX: usize = 64;
 /// Names of base tools to come.
-const RESERVED: [&str; 3] = ["run_code", "dataset_rows", "list_tasks"];
+const RESERVED: [&str; 2] = ["dataset_rows", "list_tasks"];
 
 /// What authors can build on.
 #[derive(Clone, Debug)]
@@ -400,7 +400,7 @@ mod tests {
                 "name: is the name of a base tool",
             ),
             (
-                json!({"name": "run_code", "base_tool": "read"}),
+                json!({"name": "list_tasks", "base_tool": "read"}),
                 "name: is the name of a base tool",
             ),
             (

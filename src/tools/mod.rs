@@ -6,6 +6,7 @@ mod concurrency;
 mod delegate_tasks;
 mod get_subtask_result;
 mod http_request;
+pub mod run_code;
 mod wait_for_signal;
 mod wait_until;
 
@@ -96,6 +97,8 @@ pub enum ToolOutcome {
     Wait(WaitFor),
     /// `Http::send` is to send it.
     Http(Box<HttpRequest>),
+    /// The `Sandbox` is to run it.
+    Code(String),
     ReadSubtask {
         task: TaskId,
         offset: usize,
@@ -111,6 +114,7 @@ pub fn catalogue() -> Vec<Tool> {
         wait_until::tool(),
         wait_for_signal::tool(),
         http_request::tool(),
+        run_code::tool(),
     ]
 }
 
@@ -171,6 +175,7 @@ pub fn call(
         wait_until::NAME => wait_until::call(arguments),
         wait_for_signal::NAME => wait_for_signal::call(arguments),
         http_request::NAME => http_request::call(arguments, instance),
+        run_code::NAME => run_code::call(arguments),
         _ => Err(unknown(name, granted)),
     };
     outcome.unwrap_or_else(|text| {

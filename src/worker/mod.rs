@@ -3,6 +3,7 @@
 
 mod context;
 mod lease;
+mod run_code;
 mod scheduler;
 mod turn;
 
@@ -22,7 +23,7 @@ use crate::{
         self,
         steps::{Claimed, GiveBack},
     },
-    tools::Http,
+    tools::{Http, run_code::Sandbox},
     vault::Vault,
 };
 use context::{Context, Loader};
@@ -44,6 +45,7 @@ struct Shared {
     hub: Arc<Hub>,
     models: Models,
     http: Http,
+    sandbox: Sandbox,
     loader: Loader,
     vault: Arc<Vault>,
     checkpointer: Checkpointer,
@@ -110,6 +112,7 @@ impl Worker {
             ),
             vault,
             http: Http::from_config(config),
+            sandbox: Sandbox::from_config(&config.run_code),
             held: Arc::default(),
             running: TaskTracker::new(),
             stopping: shutdown.soft.clone(),

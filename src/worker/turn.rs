@@ -4,14 +4,14 @@ use super::{
     Shared,
     context::{Context, Prepared, TurnCalls},
     lease::Guard,
-    scheduler,
+    run_code, scheduler,
 };
 use crate::{
     domain::{
         credential::blank_out,
         decision::{Decision, Spent, ToolCall, Usage},
         delegation::{Delegator, call_result},
-        ids::{CredentialId, GroupId, TaskId},
+        ids::{CredentialId, GroupId, StepId, TaskId},
         output::{Answer, judge},
         retry::next_delay,
         step::{Claim, StepKey},
@@ -367,7 +367,7 @@ fn again(error: &ModelError, attempt: u32, shared: &Shared) -> Result<f64, Failu
 }
 
 /// Of a call that an earlier attempt has begun, and that must not be made twice (X-15).
-const OUTCOME_UNKNOWN: &str = "The call was interrupted, and it is not one that may be repeated. Whether it had an \
+pub const OUTCOME_UNKNOWN: &str = "The call was interrupted, and it is not one that may be repeated. Whether it had an \
     effect is unknown: it may have. Look whether it had before you call again.";
 
 /// What a call has come to.
@@ -378,7 +378,7 @@ pub struct Executed {
 }
 
 impl Executed {
-    fn ok(text: String) -> Self {
+    pub fn ok(text: String) -> Self {
         Self {
             text,
             is_error: false,
@@ -386,7 +386,7 @@ impl Executed {
         }
     }
 
-    fn error(text: String) -> Self {
+    pub fn error(text: String) -> Self {
         Self {
             text,
             is_error: true,
@@ -409,26 +409,34 @@ pub async fn execute(
     if claim.attempt > 1
         && let Some(made) = lifecycle::delegate::adopt(&shared.pool, claim).await?
     {
-        return Ok(delegated(made, claim, false));
+        let adopted = delegated(made, claim, false);
+        return Ok(match run_code::is_code(&call.name, context) {
+            true => adopted.map(run_code::interrupted),
+            false => adopted,
+        });
     }
     let secrets = match secrets(shared, context, claim, &call.name).await? {
         Ok(secrets) => secrets,
         Err(reason) => return Ok(Some(Executed::error(reason))),
     };
     let executed = execute_with(shared, context, claim, call, &secrets).await?;
-    // Whatever a tool says of its arguments, nobody reads a secret there (L-9).
+    Ok(executed.map(|executed| without(&secrets, executed)))
+}
+
+/// Whatever a tool says of its arguments, nobody reads a secret there (L-9).
+pub fn without(secrets: &[(CredentialId, SecretString)], executed: Executed) -> Executed {
     let values: Vec<&str> = secrets.iter().map(|(_, v)| v.expose_secret()).collect();
-    Ok(executed.map(|executed| match values.is_empty() {
+    match values.is_empty() {
         true => executed,
         false => Executed {
             text: blank_out(&executed.text, &values),
             ..executed
         },
-    }))
+    }
 }
 
 /// The values of the credentials that are bound to the tool, read for this one call; or why they can not be had.
-async fn secrets(
+pub async fn secrets(
     shared: &Shared,
     context: &Context,
     claim: &Claim,
@@ -458,6 +466,17 @@ async fn execute_with(
     call: &ToolCall,
     secrets: &[(CredentialId, SecretString)],
 ) -> Result<Option<Executed>, Arc<store::Error>> {
+    let outcome = judge_call(shared, context, call, secrets);
+    carry_out(shared, context, claim, claim.step, outcome).await
+}
+
+/// What the call asks for. The grants are checked here again, whatever the prompt had offered (A-13).
+pub fn judge_call(
+    shared: &Shared,
+    context: &Context,
+    call: &ToolCall,
+    secrets: &[(CredentialId, SecretString)],
+) -> ToolOutcome {
     let against = tools::Context {
         by: Delegator {
             agent: context.setup.agent.agent,
@@ -465,58 +484,66 @@ async fn execute_with(
         },
         limits: shared.limits,
     };
-    // The grants are checked here again, whatever the prompt had offered (A-13).
-    Ok(
-        match tools::call(
-            &call.name,
-            &call.arguments,
-            &context.tools,
-            secrets,
-            &against,
-        ) {
-            ToolOutcome::TellModel(text) => Some(Executed::error(text)),
-            ToolOutcome::Delegate(plan) => {
-                let advise_inputs = plan.advise_inputs;
-                let request = delegate::Request {
-                    claim: *claim,
-                    setup: context.setup,
-                    plan,
-                };
-                let made = shared.delegations.delegate(request).await?;
-                if let Delegated::Overdrawn(overdrawn) = &made
-                    && exhaust(shared, claim, overdrawn).await?
-                {
-                    return Ok(None);
-                }
-                delegated(made, claim, advise_inputs)
-            }
-            ToolOutcome::Wait(wait) => {
-                match lifecycle::wait::wait(&shared.pool, &shared.hub, claim, &wait).await? {
-                    Waited::Registered { group, callback } => {
-                        Some(Executed::ok(awaiting(&wait, group, callback)))
-                    }
-                    Waited::Refused(reason) => Some(Executed::error(reason)),
-                    Waited::Stale => None,
-                }
-            }
-            ToolOutcome::Http(request) if claim.attempt > 1 && !request.is_repeatable => {
-                Some(Executed::error(OUTCOME_UNKNOWN.into()))
-            }
-            ToolOutcome::Http(request) => {
-                let sent = shared.http.send(&request, claim.step).await;
-                Some(Executed {
-                    is_error: sent.content.is_none(),
-                    ..Executed::ok(sent.text)
-                })
-            }
-            ToolOutcome::ReadSubtask { task, offset } => {
-                let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;
-                let child =
-                    store::tasks::child_result(&mut conn, claim.key.task_key(), task).await?;
-                Some(read_part(task, child, offset, shared.result_chars))
-            }
-        },
+    tools::call(
+        &call.name,
+        &call.arguments,
+        &context.tools,
+        secrets,
+        &against,
     )
+}
+
+/// `key` names the call to the outside, whoever makes it however often (X-15).
+pub async fn carry_out(
+    shared: &Arc<Shared>,
+    context: &Context,
+    claim: &Claim,
+    key: StepId,
+    outcome: ToolOutcome,
+) -> Result<Option<Executed>, Arc<store::Error>> {
+    Ok(match outcome {
+        ToolOutcome::TellModel(text) => Some(Executed::error(text)),
+        ToolOutcome::Delegate(plan) => {
+            let advise_inputs = plan.advise_inputs;
+            let request = delegate::Request {
+                claim: *claim,
+                setup: context.setup,
+                plan,
+            };
+            let made = shared.delegations.delegate(request).await?;
+            if let Delegated::Overdrawn(overdrawn) = &made
+                && exhaust(shared, claim, overdrawn).await?
+            {
+                return Ok(None);
+            }
+            delegated(made, claim, advise_inputs)
+        }
+        ToolOutcome::Wait(wait) => {
+            match lifecycle::wait::wait(&shared.pool, &shared.hub, claim, &wait).await? {
+                Waited::Registered { group, callback } => {
+                    Some(Executed::ok(awaiting(&wait, group, callback)))
+                }
+                Waited::Refused(reason) => Some(Executed::error(reason)),
+                Waited::Stale => None,
+            }
+        }
+        ToolOutcome::Http(request) if claim.attempt > 1 && !request.is_repeatable => {
+            Some(Executed::error(OUTCOME_UNKNOWN.into()))
+        }
+        ToolOutcome::Http(request) => {
+            let sent = shared.http.send(&request, key).await;
+            Some(Executed {
+                is_error: sent.content.is_none(),
+                ..Executed::ok(sent.text)
+            })
+        }
+        ToolOutcome::Code(code) => run_code::run(shared, context, claim, code).await?,
+        ToolOutcome::ReadSubtask { task, offset } => {
+            let mut conn = shared.pool.acquire().await.map_err(store::Error::from)?;
+            let child = store::tasks::child_result(&mut conn, claim.key.task_key(), task).await?;
+            Some(read_part(task, child, offset, shared.result_chars))
+        }
+    })
 }
 
 fn delegated(delegated: Delegated, claim: &Claim, advise_inputs: bool) -> Option<Executed> {

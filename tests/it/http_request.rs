@@ -26,16 +26,16 @@ use tokio::sync::watch;
 
 /// What a service got.
 #[derive(Clone, Debug)]
-struct Got {
-    line: String,
-    headers: HeaderMap,
-    body: String,
+pub struct Got {
+    pub line: String,
+    pub headers: HeaderMap,
+    pub body: String,
 }
 
 /// How it answers.
-type Behaviour = fn(usize, &Got) -> Kind;
+pub type Behaviour = fn(usize, &Got) -> Kind;
 
-enum Kind {
+pub enum Kind {
     Answer(StatusCode, &'static str, String),
     Redirect(String),
     /// Headers, and then the end of the connection.
@@ -43,14 +43,14 @@ enum Kind {
     Never,
 }
 
-struct Service {
-    base: String,
+pub struct Service {
+    pub base: String,
     got: Arc<Mutex<Vec<Got>>>,
     arrived: watch::Receiver<usize>,
 }
 
 impl Service {
-    async fn start(behaviour: Behaviour) -> Self {
+    pub async fn start(behaviour: Behaviour) -> Self {
         let got: Arc<Mutex<Vec<Got>>> = Arc::default();
         let (count, arrived) = watch::channel(0);
         let state = (got.clone(), Arc::new(count), behaviour);
@@ -98,11 +98,11 @@ impl Service {
         Service { base, got, arrived }
     }
 
-    fn got(&self) -> Vec<Got> {
+    pub fn got(&self) -> Vec<Got> {
         self.got.lock().unwrap().clone()
     }
 
-    async fn has(&self, n: usize) {
+    pub async fn has(&self, n: usize) {
         let mut arrived = self.arrived.clone();
         let enough = arrived.wait_for(|count| *count >= n);
         tokio::time::timeout(Duration::from_secs(30), enough)
@@ -112,7 +112,7 @@ impl Service {
     }
 }
 
-fn ok(body: &str) -> Kind {
+pub fn ok(body: &str) -> Kind {
     Kind::Answer(StatusCode::OK, "application/json", body.to_owned())
 }
 

@@ -55,6 +55,7 @@ mod profiles;
 mod program;
 mod races;
 mod resumes;
+mod run_code;
 mod scheduler;
 mod shutdown;
 mod signals_api;
